@@ -1,0 +1,265 @@
+"""The process's settings: environment variables `SERVING_…` over one YAML file, frozen, unknown keys refused.
+
+A nested field is spelt with two underscores: `SERVING_SERVER__PORT=8080`. This module is the only reader of `os.environ`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from serving.core.errors import ConfigurationError
+
+PREFIX = "SERVING_"
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _engine_url(url: str) -> str:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
+        return url
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme != "http" or not parts.hostname or port == -1:
+        raise ValueError("must be http://HOST:PORT or unix:/PATH")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+        raise ValueError("must be http://HOST:PORT without a path, query or user")
+    return url.rstrip("/")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerSettings(_Section):
+    """Where the gateway listens and how it stops."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    keep_alive_seconds: Seconds = 75.0
+    drain_delay_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
+    """After SIGTERM `/readyz` says 503 at once; new requests are served for this long while load balancers notice."""
+    shutdown_grace_seconds: Seconds = 30.0
+    """How long running requests may finish after the drain delay; then streams end with an error event."""
+    backlog: Count = 2048
+
+
+class LimitSettings(_Section):
+    """What one gateway takes on. Every ceiling has a name here."""
+
+    body_bytes: Count = 32 * 1024 * 1024
+    body_timeout_seconds: Seconds = 60.0
+    in_flight: Count = 4096
+    """Requests between admission and their last byte; one more is answered 429."""
+
+
+class RelaySettings(_Section):
+    """The way to the engines."""
+
+    connect_timeout_seconds: Seconds = 2.0
+    first_byte_timeout_seconds: Seconds = 600.0
+    """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine."""
+    idle_timeout_seconds: Seconds = 300.0
+    """The longest gap between two pieces of one answer."""
+    client_write_timeout_seconds: Seconds = 120.0
+    """A client that takes no byte for this long is dropped."""
+    max_attempts: Annotated[int, Field(ge=1, le=3)] = 2
+    idle_connection_seconds: Seconds = 3.0
+    """Kept connections are dropped after this; below the 5 s after which vLLM closes them itself."""
+    buffer_bytes: Count = 256 * 1024
+    """Reading from an engine pauses while a client has this much outstanding."""
+    error_body_bytes: Count = 64 * 1024
+    """How much of an engine's error answer is read to translate it."""
+
+
+class ProbeSettings(_Section):
+    """How endpoints are watched."""
+
+    period_seconds: Seconds = 1.0
+    timeout_seconds: Seconds = 2.0
+
+
+class KeySettings(_Section):
+    """One API key, by the hex SHA-256 of its text."""
+
+    tenant: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class AuthSettings(_Section):
+    """Who may ask. Without keys everybody may, as the tenant `default`."""
+
+    api_key: SecretStr | None = None
+    """One key in plain text, for the tenant `default`; give it by environment, not in a file."""
+    keys: tuple[KeySettings, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> AuthSettings:
+        seen = [key.sha256 for key in self.keys]
+        for sha256 in seen:
+            if seen.count(sha256) > 1:
+                raise ValueError(f"keys: the key {sha256[:8]}… is listed twice")
+        if self.api_key is not None and not self.api_key.get_secret_value().strip():
+            raise ValueError("api_key: is empty; leave it out to serve without keys")
+        return self
+
+
+class EndpointSettings(_Section):
+    """One engine address. `model` is the name clients use; the engine must serve that name."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    url: Annotated[str, AfterValidator(_engine_url)]
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    pool: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
+    target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
+
+
+class LoggingSettings(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    access: bool = True
+    """One line for each request when it has ended."""
+
+
+class TracingSettings(_Section):
+    otlp_endpoint: str | None = None
+    """Base address of an OTLP/HTTP collector, for example http://127.0.0.1:4318; without it nothing is traced."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
+class Settings(BaseSettings):
+    """All settings of a gateway process."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+    )
+
+    server: ServerSettings = ServerSettings()
+    limits: LimitSettings = LimitSettings()
+    relay: RelaySettings = RelaySettings()
+    probe: ProbeSettings = ProbeSettings()
+    auth: AuthSettings = AuthSettings()
+    logging: LoggingSettings = LoggingSettings()
+    tracing: TracingSettings = TracingSettings()
+    endpoints: tuple[EndpointSettings, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct_endpoints(self) -> Settings:
+        names = [endpoint.name for endpoint in self.endpoints]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"endpoints: the name {name!r} is given twice")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (env_settings, init_settings)
+
+
+PROCESS_VARIABLES = frozenset({"SERVING_CACHE_DIR", "SERVING_CATALOG_DIR"})
+"""Variables of the command line (where models and the catalog lie) that are not fields of `Settings`."""
+
+
+def cache_dir() -> Path:
+    """Where downloads and converted models are kept: `SERVING_CACHE_DIR`, else the user's cache folder."""
+    given = os.environ.get("SERVING_CACHE_DIR")
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "serving-stack"
+
+
+def catalog_dir() -> Path:
+    """Where the catalog lies: `SERVING_CATALOG_DIR`, else `configs/` of the source tree or of the installed package."""
+    given = os.environ.get("SERVING_CATALOG_DIR")
+    if given:
+        return Path(given).expanduser()
+    package = Path(__file__).resolve().parent
+    source = package.parent / "configs"
+    return source if source.is_dir() else package / "_configs"
+
+
+def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings.
+
+    Raises:
+        ConfigurationError: naming the file or variable, the path of the field and what would be right.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        data = _read_yaml(path)
+    environ = os.environ if environ is None else environ
+    _refuse_unknown_variables(environ)
+    try:
+        return Settings(**data)
+    except ValidationError as error:
+        lines = [_explain(problem, path) for problem in error.errors(include_url=False, include_input=False)]
+        raise ConfigurationError("\n".join(lines)) from None
+    except ValueError as error:  # a variable whose JSON cannot be read
+        raise ConfigurationError(f"environment: {error}; nested values are JSON or {PREFIX}SECTION__FIELD") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: is not YAML: {error}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigurationError(f"{path}: must be a mapping of sections, not a {type(loaded).__name__}")
+    return loaded
+
+
+def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _paths(annotation, f"{prefix}{name}.")
+
+
+def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = {PREFIX + path.replace(".", "__").upper() for path in _paths(Settings)} | PROCESS_VARIABLES
+    for name in environ:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise ConfigurationError(f"environment: {name} is not a setting{_nearest(name.upper(), known)}")
+
+
+def _nearest(word: str, known: set[str]) -> str:
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {match[0]}?" if match else ""
+
+
+def _explain(problem: Any, path: Path | None) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    variable = PREFIX + "__".join(str(part) for part in problem["loc"]).upper()
+    source = variable if variable in os.environ else str(path) if path else "settings"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        parent = ".".join(where.split(".")[:-1])
+        siblings = {p for p in _paths(Settings) if p.rpartition(".")[0] == parent}
+        message = f"is not a setting{_nearest(where, siblings)}"
+    return f"{source}: {where}: {message}" if where else f"{source}: {message}"
