@@ -144,7 +144,11 @@ class Settings(BaseSettings):
     """All settings of a gateway process."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        nested_model_default_partial_update=True,
     )
 
     server: ServerSettings = ServerSettings()
@@ -178,6 +182,11 @@ class Settings(BaseSettings):
 
 PROCESS_VARIABLES = frozenset({"SERVING_CACHE_DIR", "SERVING_CATALOG_DIR"})
 """Variables of the command line (where models and the catalog lie) that are not fields of `Settings`."""
+
+
+def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `additions` over it, for a process that it starts."""
+    return {**os.environ, **additions}
 
 
 def cache_dir() -> Path:

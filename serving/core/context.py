@@ -1,0 +1,100 @@
+"""What is known about one request on its way through the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from serving.core.outcomes import Outcome
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A published route that engines answer."""
+
+    name: str
+    """Label in metrics and logs."""
+    path: str
+    path_bytes: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path_bytes", self.path.encode())
+
+
+CHAT_COMPLETIONS = Route("chat_completions", "/v1/chat/completions")
+COMPLETIONS = Route("completions", "/v1/completions")
+ROUTES = {route.path: route for route in (CHAT_COMPLETIONS, COMPLETIONS)}
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one request; None where the engine did not say. `prompt_tokens` includes `cached_tokens`."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """The request context of the pipeline: identity, what was asked, where it went, when, and how it ended.
+
+    All times are monotonic seconds; 0.0 means "has not happened".
+    """
+
+    request_id: str
+    route: Route
+    credential: str | None
+    arrived: float
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+    tenant: str = ""
+    body: bytes = b""
+    document: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    """Empty until it is known to be a model of this fleet, so that it can be a label."""
+    stream: bool = False
+    pool: str = ""
+    endpoint: str = ""
+    attempts: int = 0
+
+    first_byte: float = 0.0
+    last_byte: float = 0.0
+    events: int = 0
+    """Stream events that carried a choice."""
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: str = ""
+    status: int = 0
+    interruption: Outcome | None = None
+    """Why the request is being cancelled, set by whoever cancels it."""
+    outcome: Outcome | None = None
+    chunk_intervals: list[int] | None = None
+    """Counts of inter-chunk intervals in the buckets of the histogram; None when not a stream."""
+
+
+class Incoming(Protocol):
+    """The client's side of a request, as the pipeline sees it."""
+
+    def body(self) -> Awaitable[bytes]:
+        """The whole decoded body.
+
+        Raises: BodyTooLarge, RequestTimeout, UnsupportedMedia, ClientGone.
+        """
+        ...
+
+
+class Outgoing(Protocol):
+    """The answer's side, as the pipeline sees it. Nothing is sent before `start`."""
+
+    started: bool
+
+    def start(self, status: int, headers: Headers) -> Awaitable[None]: ...
+
+    def send(self, data: bytes, *, last: bool) -> Awaitable[None]:
+        """Write bytes; returns when the client's buffer has room again."""
+        ...

@@ -1,0 +1,47 @@
+"""The closed set of ways a request can end. Each request ends in exactly one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    """The engine's whole answer went to the client."""
+    INVALID = "invalid"
+    """The request itself was wrong; no engine or an engine's 4xx said so."""
+    UNAUTHORIZED = "unauthorized"
+    NOT_FOUND = "not_found"
+    OVERLOADED = "overloaded"
+    """Refused because the gateway or the engines are full."""
+    UNAVAILABLE = "unavailable"
+    """No engine could take the request."""
+    ENGINE_ERROR = "engine_error"
+    """Engines failed before the first byte, or said so in the stream."""
+    ENGINE_TIMEOUT = "engine_timeout"
+    TRUNCATED = "truncated"
+    """The engine's answer broke off after its first byte had gone to the client."""
+    CLIENT_CANCELLED = "client_cancelled"
+    CLIENT_SLOW = "client_slow"
+    """The client took no byte for too long and was dropped."""
+    SHUTDOWN = "shutdown"
+    """The gateway's grace time ended first."""
+    INTERNAL_ERROR = "internal_error"
+
+
+class AttemptResult(StrEnum):
+    """How one attempt at one engine ended."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    """The engine answered with a 4xx."""
+    BUSY = "busy"
+    """429 or 503: back-pressure, not death."""
+    ERROR = "error"
+    """Another 5xx, or an error event first."""
+    UNREACHABLE = "unreachable"
+    BROKEN = "broken"
+    """The connection ended inside the answer."""
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    """Given up by the gateway: client gone, client slow, or shutdown."""

@@ -1,0 +1,210 @@
+"""Sends a request to one engine and brings back its answer, with every failure named."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import orjson
+
+from serving.core.context import Headers, RequestContext
+from serving.engines.wire import Address, AnswerTimedOut, Connection, Exchange, Pool, StaleConnection
+from serving.settings import RelaySettings
+
+SWEEP_SECONDS = 0.25
+PASSED_HEADERS = frozenset((b"content-type", b"content-length", b"content-encoding", b"cache-control"))
+"""What an engine's header may tell a client; the rest is between the gateway and its engines."""
+
+
+class EngineRefused(Exception):
+    """The engine answered with an error status, or with an error event before anything else.
+
+    `message` and `param` are the engine's own words where it gave an OpenAI-like error object.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None, retry_after_seconds: int | None) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer whose first bytes are here: nothing of it has gone to the client yet."""
+
+    exchange: Exchange
+    status: int
+    headers: Headers
+    first: bytes
+    complete: bool
+    is_stream: bool
+
+
+class Relay:
+    """The way to all engines: a pool of connections for each address, and one sweep for all deadlines."""
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self._settings = settings
+        self._pools: dict[str, Pool] = {}
+        self._exchanges: set[Exchange] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Relay:
+        self._sweeper = asyncio.create_task(self._sweep(), name="relay-sweep")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+        for exchange in list(self._exchanges):
+            self.close(exchange)
+        for pool in self._pools.values():
+            pool.close_idle()
+
+    @property
+    def open_exchanges(self) -> int:
+        return len(self._exchanges)
+
+    @property
+    def open_connections(self) -> int:
+        """Connections to engines, idle ones included."""
+        return sum(pool.open_connections for pool in self._pools.values())
+
+    async def ask(self, url: str, ctx: RequestContext) -> Answer:
+        """Send the request of `ctx` to the engine at `url` and wait for the first byte of its answer's body.
+
+        Raises: WireError, EngineRefused. Whoever gets an answer must hand its exchange to `close`.
+        """
+        pool = self._pool(url)
+        request = _request(pool.address, ctx)
+        try:
+            return await self._first_byte(pool, request, fresh=False)
+        except StaleConnection:
+            # The engine closed an idle connection just as it was taken; it never saw this request.
+            return await self._first_byte(pool, request, fresh=True)
+
+    async def get(self, url: str, path: str, *, timeout_seconds: float) -> tuple[int, bytes]:
+        """GET a small answer from an engine, for probes. Raises: WireError."""
+        pool = self._pool(url)
+        request = b"GET %s HTTP/1.1\r\nhost: %s\r\nconnection: close\r\n\r\n" % (
+            path.encode(),
+            pool.address.host_header,
+        )
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                connection = await pool.connection(fresh=True)
+                exchange = self._open(connection, timeout_seconds)
+                try:
+                    connection.send(exchange, request)
+                    status = await exchange.head()
+                    return status, await self._read_bounded(exchange)
+                finally:
+                    self.close(exchange)
+        except TimeoutError:
+            raise AnswerTimedOut("the engine did not answer in time") from None
+
+    def close(self, exchange: Exchange) -> None:
+        """Give an exchange back; its connection is closed unless the answer is complete."""
+        self._exchanges.discard(exchange)
+        exchange.close()
+
+    def _pool(self, url: str) -> Pool:
+        pool = self._pools.get(url)
+        if pool is None:
+            pool = self._pools[url] = Pool(
+                Address.parse(url),
+                connect_timeout_seconds=self._settings.connect_timeout_seconds,
+                idle_seconds=self._settings.idle_connection_seconds,
+            )
+        return pool
+
+    def _open(self, connection: Connection, first_byte_timeout_seconds: float) -> Exchange:
+        exchange = Exchange(
+            connection,
+            deadline=connection.loop.time() + first_byte_timeout_seconds,
+            idle_timeout_seconds=self._settings.idle_timeout_seconds,
+            high_water_bytes=self._settings.buffer_bytes,
+        )
+        self._exchanges.add(exchange)
+        return exchange
+
+    async def _first_byte(self, pool: Pool, request: bytes, *, fresh: bool) -> Answer:
+        connection = await pool.connection(fresh=fresh)
+        exchange = self._open(connection, self._settings.first_byte_timeout_seconds)
+        try:
+            connection.send(exchange, request)
+            status = await exchange.head()
+            if status >= 300:
+                raise _refusal(status, exchange.headers, await self._read_bounded(exchange))
+            first, complete = await exchange.piece()
+            is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in exchange.headers)
+            if is_stream and first.startswith(b'data: {"error"'):
+                raise _refusal(500, [], first[len(b"data: ") :].partition(b"\n")[0], in_stream=True)
+            headers = [(name, value) for name, value in exchange.headers if name in PASSED_HEADERS]
+            return Answer(exchange, status, headers, first, complete, is_stream)
+        except BaseException:
+            self.close(exchange)
+            raise
+
+    async def _read_bounded(self, exchange: Exchange) -> bytes:
+        body = b""
+        while len(body) < self._settings.error_body_bytes:
+            piece, complete = await exchange.piece()
+            body += piece
+            if complete:
+                break
+        return body
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            for exchange in list(self._exchanges):
+                if exchange.overdue:
+                    exchange.fail(AnswerTimedOut("the engine was silent for too long"))
+            for pool in self._pools.values():
+                pool.close_idle(self._settings.idle_connection_seconds)
+
+
+def _request(address: Address, ctx: RequestContext) -> bytes:
+    """The whole request as the engine gets it. The client's own headers stay behind: none of them is an engine's business."""
+    trace = b""
+    if ctx.traceparent:
+        trace = b"traceparent: %s\r\n" % ctx.traceparent.encode("ascii")
+        if ctx.tracestate:
+            trace += b"tracestate: %s\r\n" % ctx.tracestate.encode("ascii")
+    return (
+        b"POST %s HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\nx-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s"
+        % (
+            ctx.route.path_bytes,
+            address.host_header,
+            ctx.request_id.encode("ascii"),
+            trace,
+            len(ctx.body),
+            ctx.body,
+        )
+    )
+
+
+def _refusal(status: int, headers: Headers, body: bytes, *, in_stream: bool = False) -> EngineRefused:
+    message, param, code = "", None, None
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = None
+    error = document.get("error", document) if isinstance(document, dict) else None
+    if isinstance(error, dict):
+        message = error["message"] if isinstance(error.get("message"), str) else ""
+        param = error["param"] if isinstance(error.get("param"), str) else None
+        code = error.get("code")
+    elif isinstance(error, str):
+        message = error
+    if in_stream and isinstance(code, int) and 400 <= code <= 599:
+        status = code
+    retry_after = next((value for name, value in headers if name == b"retry-after"), b"")
+    seconds = int(retry_after) if retry_after.isdigit() and len(retry_after) < 6 else None
+    return EngineRefused(status, message, param, seconds)

@@ -1,0 +1,103 @@
+"""A side view of an answer: it watches a copy of the bytes and may fail without effect on them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+
+from serving.core.context import Usage
+
+_DATA_LINE = b"\ndata:"
+_ERROR_EVENT = b'\ndata: {"error"'
+_DONE = b"\ndata: [DONE]"
+_USAGE = b'"usage":'
+_FINISH_REASON = b'"finish_reason":"'
+_CARRY = len(_ERROR_EVENT) - 1
+_TAIL_BYTES = 256 * 1024
+_DECODER = json.JSONDecoder()
+
+
+class AnswerView:
+    """Counts a stream's events and keeps the last bytes of an answer, where usage and finish reason stand.
+
+    Holds at most 256 KiB beyond the newest piece.
+    """
+
+    __slots__ = ("_carry", "_pieces", "_pieces_bytes", "done", "events", "failed", "is_stream")
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self.is_stream = is_stream
+        self.events = 0
+        """`data:` lines so far, `[DONE]` not counted."""
+        self.done = False
+        """The stream said `[DONE]`."""
+        self.failed = False
+        """The stream held an error event."""
+        self._carry = b"\n"
+        self._pieces: deque[bytes] = deque()
+        self._pieces_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece as it came; events may be split anywhere."""
+        self._pieces.append(data)
+        self._pieces_bytes += len(data)
+        while len(self._pieces) > 1 and self._pieces_bytes - len(self._pieces[0]) >= _TAIL_BYTES:
+            self._pieces_bytes -= len(self._pieces.popleft())
+        if not self.is_stream:
+            return
+        carry = self._carry
+        text = carry + data
+        # What lies wholly inside the carried bytes was counted with the piece before.
+        lines = text.count(_DATA_LINE) - carry.count(_DATA_LINE)
+        if lines or not self.done:
+            if _DONE in text and not self.done:
+                self.done = True
+                lines -= 1
+            if _ERROR_EVENT in text:
+                self.failed = True
+        self.events += lines
+        self._carry = text[-_CARRY:]
+
+    def usage(self) -> Usage:
+        """The usage object that came last; its fields are None where there was none or it makes no sense."""
+        found = self._last_usage()
+        if found is None:
+            return Usage()
+        details = found.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        return Usage(_count(found.get("prompt_tokens")), _count(cached), _count(found.get("completion_tokens")))
+
+    def finish_reason(self) -> str:
+        """The finish reason that came last, or an empty string."""
+        tail = self._tail()
+        start = tail.rfind(_FINISH_REASON)
+        if start < 0:
+            return ""
+        start += len(_FINISH_REASON)
+        end = tail.find(b'"', start, start + 32)
+        return tail[start:end].decode("ascii", "replace") if end > 0 else ""
+
+    def _tail(self) -> bytes:
+        if len(self._pieces) > 1:
+            self._pieces = deque([b"".join(self._pieces)])
+        return self._pieces[0] if self._pieces else b""
+
+    def _last_usage(self) -> dict[str, object] | None:
+        tail = self._tail()
+        end = len(tail)
+        # Inside a JSON string the quotes are escaped, so the pattern only matches a key.
+        while (start := tail.rfind(_USAGE, 0, end)) >= 0:
+            end = start
+            text = tail[start + len(_USAGE) : start + len(_USAGE) + 4096].decode("utf-8", "replace").lstrip()
+            if not text.startswith("{"):
+                continue
+            try:
+                found, _ = _DECODER.raw_decode(text)
+            except ValueError:
+                return None
+            return found if isinstance(found, dict) else None
+        return None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,81 @@
+"""Which endpoints exist and how they are, read as an immutable snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class EndpointState(StrEnum):
+    UNKNOWN = "unknown"
+    """Not asked yet: neither healthy nor dead."""
+    READY = "ready"
+    UNREADY = "unready"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A reachable engine address with its identity."""
+
+    name: str
+    url: str
+    model: str
+    pool: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    endpoint: Endpoint
+    state: EndpointState = EndpointState.UNKNOWN
+    reason: str = "not probed yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The fleet at one moment."""
+
+    statuses: Mapping[str, EndpointStatus] = field(default_factory=dict)
+    """By endpoint name."""
+    by_model: Mapping[str, tuple[EndpointStatus, ...]] = field(default_factory=dict)
+
+    def candidates(self, model: str) -> tuple[Endpoint, ...]:
+        """The endpoints that may serve the model: the ready ones, else those of which nothing is known."""
+        statuses = self.by_model.get(model, ())
+        ready = tuple(s.endpoint for s in statuses if s.state is EndpointState.READY)
+        return ready or tuple(s.endpoint for s in statuses if s.state is EndpointState.UNKNOWN)
+
+    def ready(self, model: str) -> bool:
+        return any(s.state is EndpointState.READY for s in self.by_model.get(model, ()))
+
+    @property
+    def any_ready(self) -> bool:
+        return any(s.state is EndpointState.READY for s in self.statuses.values())
+
+
+class Fleet:
+    """Holds the current snapshot; each change makes a new one."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._statuses = {endpoint.name: EndpointStatus(endpoint) for endpoint in endpoints}
+        self.snapshot = self._freeze()
+
+    def record(self, name: str, state: EndpointState, reason: str) -> bool:
+        """Note how an endpoint is. Returns whether its state changed."""
+        before = self._statuses[name]
+        if before.state is state and before.reason == reason:
+            return False
+        self._statuses[name] = EndpointStatus(before.endpoint, state, reason)
+        self.snapshot = self._freeze()
+        return before.state is not state
+
+    def _freeze(self) -> Snapshot:
+        by_model: dict[str, list[EndpointStatus]] = {}
+        for status in self._statuses.values():
+            by_model.setdefault(status.endpoint.model, []).append(status)
+        return Snapshot(
+            MappingProxyType(dict(self._statuses)),
+            MappingProxyType({model: tuple(group) for model, group in by_model.items()}),
+        )

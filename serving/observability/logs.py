@@ -1,0 +1,150 @@
+"""JSON lines on standard output, written by a thread so that a slow reader delays no request.
+
+Never a prompt, an answer or a key: only what is listed in `request_line` and the messages of our own loggers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from serving.core.clock import wall_seconds
+from serving.core.context import RequestContext
+
+_QUEUE_LINES = 20_000
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+class LineWriter:
+    """Takes lines from any thread and writes them to a file descriptor from one of its own; drops when 20,000 lines wait."""
+
+    def __init__(self, descriptor: int, on_drop: Callable[[], None] = lambda: None) -> None:
+        self._descriptor = descriptor
+        self.on_drop = on_drop
+        self._lines: deque[bytes] = deque()
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, line: bytes) -> None:
+        """Queue a line; it has no newline yet."""
+        if len(self._lines) >= _QUEUE_LINES:
+            self.on_drop()
+            return
+        self._lines.append(line)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self, timeout_seconds: float = 2.0) -> None:
+        """Write what is queued, for at most this long, and stop."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            # Lines that come close together share one write.
+            while self._lines:
+                batch = [self._lines.popleft() for _ in range(min(len(self._lines), 500))]
+                try:
+                    _write_all(self._descriptor, b"\n".join(batch) + b"\n")
+                except OSError:
+                    # Whoever read the log is gone; requests go on.
+                    for _ in batch:
+                        self.on_drop()
+            if self._closed:
+                return
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+class JsonLines(logging.Handler):
+    """Renders records of the standard library's loggers; fields given as `extra` stand beside the message."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line: dict[str, Any] = {
+            "time": _stamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for key, value in vars(record).items():
+            if key not in _STANDARD:
+                line[key] = value
+        if record.exc_info:
+            line["exception"] = logging.Formatter().formatException(record.exc_info)
+        self._writer.write(orjson.dumps(line, default=str))
+
+
+class RequestLog:
+    """One line for each request that has ended."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def settle(self, ctx: RequestContext, ended: float) -> None:
+        self._writer.write(orjson.dumps(request_line(ctx, ended)))
+
+
+def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
+    """The fields of an ended request; `ended` in monotonic seconds."""
+    usage = ctx.usage
+    return {
+        "time": _stamp(wall_seconds()),
+        "level": "info",
+        "logger": "serving.request",
+        "request_id": ctx.request_id,
+        "route": ctx.route.name,
+        "tenant": ctx.tenant,
+        "model": ctx.model,
+        "endpoint": ctx.endpoint,
+        "attempts": ctx.attempts,
+        "stream": ctx.stream,
+        "status": ctx.status,
+        "outcome": ctx.outcome,
+        "finish_reason": ctx.finish_reason,
+        "ttft_seconds": round(ctx.first_byte - ctx.arrived, 6) if ctx.first_byte else None,
+        "duration_seconds": round(ended - ctx.arrived, 6),
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def set_up_logging(level: str, writer: LineWriter) -> None:
+    """Send all loggers of the process through `writer`."""
+    root = logging.getLogger()
+    root.handlers[:] = [JsonLines(writer)]
+    root.setLevel(level.upper())
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    logging.getLogger("uvicorn.error").addFilter(_expected_end)
+
+
+def _expected_end(record: logging.LogRecord) -> bool:
+    """An answer that is cut on purpose, since its engine broke off, is in the request log already."""
+    return "without completing response" not in record.getMessage()

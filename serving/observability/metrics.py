@@ -1,0 +1,216 @@
+"""Every Prometheus series of the gateway is defined here.
+
+Labels come from closed sets: models and pools of the fleet, routes, outcomes, reasons. Histograms carry model and pool only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from serving.core.context import RequestContext
+from serving.core.outcomes import AttemptResult, Outcome
+
+TTFT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+INTER_CHUNK_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
+REQUEST_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+
+class BucketHistogram(Collector):
+    """A histogram that takes whole rows of bucket counts, so that a stream's intervals cost one addition at its end."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str], bounds_seconds: Sequence[float]) -> None:
+        self.bounds_seconds = tuple(bounds_seconds)
+        self._name = name
+        self._documentation = documentation
+        self._labels = tuple(labels)
+        self._rows: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+
+    def new_row(self) -> list[int]:
+        """An empty row: one count for each bound and one beyond the last."""
+        return [0] * (len(self.bounds_seconds) + 1)
+
+    def observe(self, labels: tuple[str, ...], seconds: float) -> None:
+        row = self._row(labels)
+        row[bisect_left(self.bounds_seconds, seconds)] += 1
+        self._sums[labels] += seconds
+
+    def add(self, labels: tuple[str, ...], row: Sequence[int], sum_seconds: float) -> None:
+        """Add a row made by `new_row`."""
+        mine = self._row(labels)
+        for index, count in enumerate(row):
+            mine[index] += count
+        self._sums[labels] += sum_seconds
+
+    def _row(self, labels: tuple[str, ...]) -> list[int]:
+        row = self._rows.get(labels)
+        if row is None:
+            row = self._rows[labels] = self.new_row()
+            self._sums[labels] = 0.0
+        return row
+
+    def describe(self) -> Iterable[Metric]:
+        return [HistogramMetricFamily(self._name, self._documentation, labels=self._labels)]
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, row in self._rows.items():
+            total = 0
+            buckets = []
+            for bound, count in zip((*map(str, self.bounds_seconds), "+Inf"), row, strict=True):
+                total += count
+                buckets.append((bound, total))
+            family.add_metric(labels, buckets, self._sums[labels])
+        yield family
+
+
+ReadRows = Callable[[], Iterable[tuple[Sequence[str], float]]]
+"""Yields label values and the value of each series."""
+
+
+class GaugeOnScrape(Collector):
+    """A gauge whose series are read anew at each scrape, so that none outlives what it describes."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str], read: ReadRows) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = tuple(labels)
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return [GaugeMetricFamily(self._name, self._documentation, labels=self._labels)]
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, value in self._read():
+            family.add_metric(labels, value)
+        yield family
+
+
+class Metrics:
+    """The series of one gateway process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        self.requests = Counter(
+            "serving_requests",
+            "Requests that have ended, by outcome.",
+            ("model", "route", "outcome"),
+            registry=registry,
+        )
+        self.rejections = Counter(
+            "serving_rejections",
+            "Requests refused before any engine saw them, by the error's code.",
+            ("reason",),
+            registry=registry,
+        )
+        self.attempts = Counter(
+            "serving_engine_attempts",
+            "Attempts at engines, by result; `unreachable` ones never became a request.",
+            ("pool", "endpoint", "result"),
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "serving_tokens",
+            "Tokens as the engines counted them; `prompt` includes `cached`.",
+            ("model", "pool", "kind"),
+            registry=registry,
+        )
+        self.usage_unknown = Counter(
+            "serving_usage_unknown",
+            "Answers whose token counts the engine did not say.",
+            ("model", "pool"),
+            registry=registry,
+        )
+        self.in_flight = Gauge("serving_in_flight_requests", "Requests between arrival and their last byte.", registry=registry)
+        self.open_leases = Gauge("serving_open_leases", "Leases taken and not yet given back.", registry=registry)
+        self.engine_connections = Gauge(
+            "serving_engine_connections", "Open connections to engines, idle ones included.", registry=registry
+        )
+        self.draining = Gauge("serving_draining", "1 from SIGTERM on.", registry=registry)
+        self.log_lines_dropped = Counter(
+            "serving_log_lines_dropped", "Log lines given up because their reader was too slow.", registry=registry
+        )
+        self.ttft = BucketHistogram(
+            "serving_time_to_first_token_seconds",
+            "Arrival to the first chunk of a stream.",
+            ("model", "pool"),
+            TTFT_SECONDS,
+        )
+        self.inter_chunk = BucketHistogram(
+            "serving_inter_chunk_seconds",
+            "Time between chunks of a stream as the gateway sees them.",
+            ("model", "pool"),
+            INTER_CHUNK_SECONDS,
+        )
+        self.tpot = BucketHistogram(
+            "serving_time_per_output_token_seconds",
+            "(last chunk - first chunk) / (output tokens - 1) of a stream.",
+            ("model", "pool"),
+            INTER_CHUNK_SECONDS,
+        )
+        self.duration = BucketHistogram(
+            "serving_request_duration_seconds",
+            "Arrival to the last byte of whole answers.",
+            ("model", "pool"),
+            REQUEST_SECONDS,
+        )
+        for histogram in (self.ttft, self.inter_chunk, self.tpot, self.duration):
+            registry.register(histogram)
+
+    def attempt(self, pool: str, endpoint: str, result: AttemptResult) -> None:
+        self.attempts.labels(pool, endpoint, result).inc()
+
+    def settle(self, ctx: RequestContext, ended: float) -> None:
+        """Publish what is known about a request that has ended at `ended` monotonic seconds."""
+        assert ctx.outcome is not None
+        self.requests.labels(ctx.model, ctx.route.name, ctx.outcome).inc()
+        if not ctx.first_byte:
+            return
+        labels = (ctx.model, ctx.pool)
+        usage = ctx.usage
+        if usage.prompt_tokens is None or usage.output_tokens is None:
+            self.usage_unknown.labels(*labels).inc()
+        for kind, tokens in (
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_tokens),
+            ("output", usage.output_tokens),
+        ):
+            if tokens is not None:
+                self.tokens.labels(*labels, kind).inc(tokens)
+        if ctx.chunk_intervals is not None:
+            self.ttft.observe(labels, ctx.first_byte - ctx.arrived)
+            self.inter_chunk.add(labels, ctx.chunk_intervals, ctx.last_byte - ctx.first_byte)
+            if usage.output_tokens is not None and usage.output_tokens > 1:
+                self.tpot.observe(labels, (ctx.last_byte - ctx.first_byte) / (usage.output_tokens - 1))
+        if ctx.outcome is Outcome.OK:
+            self.duration.observe(labels, ended - ctx.arrived)
+
+    def on_scrape(self, gauge: Gauge, read: Callable[[], float]) -> None:
+        """Read a gauge's value at each scrape instead of keeping it in step."""
+        gauge.set_function(read)
+
+    def watch_endpoints(self, read: ReadRows) -> None:
+        """Export how endpoints are; what `read` no longer names is gone from the next scrape on."""
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_endpoint_ready",
+                "1 ready, 0 not ready; absent while nothing is known.",
+                ("model", "pool", "target", "endpoint"),
+                read,
+            )
+        )
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The text for a scraper and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -1,0 +1,284 @@
+"""The way of a request, on one page.
+
+    identify → read → admit → route → relay → settle
+
+A stage takes the request context and returns or raises; only this module knows their order. Everything taken for a request is
+given back in `_settle`, which every path runs through exactly once, before the answer's last byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+
+from serving.core.clock import Clock, monotonic
+from serving.core.context import Incoming, Outgoing, RequestContext
+from serving.core.errors import (
+    BodyTooLarge,
+    ClientGone,
+    EngineFailed,
+    EngineTimedOut,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    Unavailable,
+    UnsupportedMedia,
+)
+from serving.core.outcomes import AttemptResult, Outcome
+from serving.engines.body import understand
+from serving.engines.relay import Answer, EngineRefused, Relay
+from serving.engines.view import AnswerView
+from serving.engines.wire import AnswerTimedOut, Unreachable, WireError
+from serving.fleet.probe import Probe
+from serving.fleet.store import Endpoint, Fleet
+from serving.observability.logs import RequestLog
+from serving.observability.metrics import Metrics
+from serving.routing.choose import Chooser
+from serving.tenancy.identities import Identities
+from serving.tenancy.limits import Admission, Lease
+
+log = logging.getLogger("serving.pipeline")
+
+RETRY_AFTER_SECONDS = 5
+"""How long a client is asked to wait for a model whose engines are all away: a probe period and a little of a restart."""
+
+
+class AnswerCut(Exception):
+    """The engine's answer broke off after its first byte had gone out: the edge must not let it look complete."""
+
+    def __init__(self, error: RequestError, *, in_band: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.in_band = in_band
+
+
+class Pipeline:
+    """Serves requests, one call each."""
+
+    def __init__(
+        self,
+        *,
+        identities: Identities,
+        admission: Admission,
+        fleet: Fleet,
+        probe: Probe,
+        chooser: Chooser,
+        relay: Relay,
+        metrics: Metrics,
+        request_log: RequestLog | None,
+        max_attempts: int,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._identities = identities
+        self._admission = admission
+        self._fleet = fleet
+        self._probe = probe
+        self._chooser = chooser
+        self._relay = relay
+        self._metrics = metrics
+        self._request_log = request_log
+        self._max_attempts = max_attempts
+        self._clock = clock
+        self.in_flight = 0
+
+    async def serve(self, ctx: RequestContext, incoming: Incoming, outgoing: Outgoing) -> None:
+        """Take one request from its head to the last byte of its answer.
+
+        Raises: RequestError before the first byte, AnswerCut after it. The request is settled in either case.
+        """
+        passage = Passage(ctx)
+        self.in_flight += 1
+        try:
+            ctx.tenant = self._identities.identify(ctx.credential)
+            ctx.body = await incoming.body()
+            self._find_model(ctx, understand(ctx))
+            passage.lease = self._admission.admit()
+            answer = await self._first_byte(passage)
+            await self._relay_answer(passage, answer, outgoing)
+        except RequestError as error:
+            ctx.status, ctx.outcome = error.status, Outcome(error.outcome)
+            if not ctx.attempts and not isinstance(error, ClientGone):
+                self._metrics.rejections.labels(error.error_code or "invalid_request").inc()
+            raise
+        except AnswerCut as cut:
+            timed_out = isinstance(cut.error, EngineTimedOut)
+            ctx.outcome = Outcome.ENGINE_TIMEOUT if timed_out else Outcome.TRUNCATED
+            raise
+        except asyncio.CancelledError:
+            ctx.outcome = ctx.interruption or Outcome.SHUTDOWN
+            raise
+        except BaseException:
+            ctx.outcome = Outcome.INTERNAL_ERROR
+            raise
+        finally:
+            self._settle(passage)
+            if passage.answer is not None:
+                self._relay.close(passage.answer.exchange)
+
+    def _find_model(self, ctx: RequestContext, model: str) -> None:
+        if model not in self._fleet.snapshot.by_model:
+            raise ModelNotFound(
+                f"The model {_shown(model)} does not exist here. GET /v1/models lists those that do.", param="model"
+            )
+        ctx.model = model
+
+    async def _first_byte(self, passage: Passage) -> Answer:
+        """Try endpoints, another one each time, until one answers. Nothing has gone to the client yet."""
+        ctx = passage.ctx
+        error: RequestError = Unavailable(
+            "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
+        )
+        tried: set[str] = set()
+        while ctx.attempts < self._max_attempts:
+            endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+            if endpoint is None:
+                break
+            tried.add(endpoint.name)
+            passage.endpoint = endpoint
+            ctx.attempts += 1
+            ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
+            try:
+                passage.answer = await self._relay.ask(endpoint.url, ctx)
+            except WireError as failure:
+                error = self._attempt_failed(passage, endpoint, failure)
+            except EngineRefused as refusal:
+                error = self._attempt_refused(passage, refusal)
+            else:
+                return passage.answer
+            if not isinstance(error, RETRIED):
+                break
+        raise error
+
+    def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
+        log.warning("endpoint %s: %s", endpoint.name, failure, extra={"request_id": passage.ctx.request_id})
+        if isinstance(failure, Unreachable):
+            self._end_attempt(passage, AttemptResult.UNREACHABLE)
+            self._probe.suspect(endpoint, str(failure))
+            return Unavailable(
+                "The engine for this model cannot be reached. Try again shortly.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        if isinstance(failure, AnswerTimedOut):
+            self._end_attempt(passage, AttemptResult.TIMEOUT)
+            return EngineTimedOut("The engine did not begin to answer in time.")
+        self._end_attempt(passage, AttemptResult.BROKEN)
+        return EngineFailed("The engine's connection ended before it answered.")
+
+    def _attempt_refused(self, passage: Passage, refusal: EngineRefused) -> RequestError:
+        """What an engine's error means to the caller: its own words for the caller's faults, ours for the engine's."""
+        status, words = refusal.status, refusal.message
+        if status in (429, 503):
+            self._end_attempt(passage, AttemptResult.BUSY)
+            seconds = min(max(refusal.retry_after_seconds or 1, 1), 30)
+            return Overloaded("The engines are full. Try again in a moment.", retry_after_seconds=seconds)
+        if status == 501:
+            self._end_attempt(passage, AttemptResult.REFUSED)
+            return InvalidRequest(words or "The model does not support this route.")
+        if status in _CALLERS_FAULT:
+            self._end_attempt(passage, AttemptResult.REFUSED)
+            code = "context_length_exceeded" if "maximum context length" in words else None
+            return _CALLERS_FAULT[status](words or "The engine refused the request.", param=refusal.param, code=code)
+        log.warning("endpoint answered %d: %s", status, words[:500], extra={"request_id": passage.ctx.request_id})
+        self._end_attempt(passage, AttemptResult.ERROR)
+        return EngineFailed("The engine failed to answer.")
+
+    async def _relay_answer(self, passage: Passage, answer: Answer, outgoing: Outgoing) -> None:
+        """Pass the answer's bytes on as they come. There is no way back from the first one."""
+        ctx = passage.ctx
+        ctx.status = answer.status
+        view = passage.view = AnswerView(is_stream=answer.is_stream)
+        bounds = self._metrics.inter_chunk.bounds_seconds
+        intervals = ctx.chunk_intervals = self._metrics.inter_chunk.new_row() if answer.is_stream else None
+        data, complete = answer.first, answer.complete
+        ctx.first_byte = ctx.last_byte = self._clock()
+        view.feed(data)
+        await outgoing.start(answer.status, answer.headers)
+        while True:
+            if complete or view.done:
+                self._settle(passage)
+            await outgoing.send(data, last=complete)
+            if complete:
+                return
+            try:
+                data, complete = await answer.exchange.piece()
+            except WireError as failure:
+                if view.done:
+                    data, complete = b"", True
+                    continue
+                error = EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed
+                raise AnswerCut(error("The engine's answer broke off."), in_band=answer.is_stream) from None
+            if data:
+                now = self._clock()
+                if intervals is not None:
+                    intervals[bisect_left(bounds, now - ctx.last_byte)] += 1
+                ctx.last_byte = now
+                view.feed(data)
+
+    def _end_attempt(self, passage: Passage, result: AttemptResult) -> None:
+        endpoint, passage.endpoint = passage.endpoint, None
+        if endpoint is not None:
+            self._chooser.release(endpoint)
+            self._metrics.attempt(endpoint.pool, endpoint.name, result)
+
+    def _settle(self, passage: Passage) -> None:
+        """Give back what the request holds and publish how it ended; only the first call does anything."""
+        if passage.settled:
+            return
+        passage.settled = True
+        ctx, view = passage.ctx, passage.view
+        if view is not None:
+            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.events
+            if ctx.outcome is None:
+                whole = view.done or not view.is_stream
+                ctx.outcome = Outcome.ENGINE_ERROR if view.failed else Outcome.OK if whole else Outcome.TRUNCATED
+        assert ctx.outcome is not None
+        self._end_attempt(passage, _RESULTS.get(ctx.outcome, AttemptResult.CANCELLED))
+        if passage.lease is not None:
+            passage.lease.close()
+        self.in_flight -= 1
+        ended = self._clock()
+        self._metrics.settle(ctx, ended)
+        if self._request_log is not None:
+            self._request_log.settle(ctx, ended)
+
+
+class Passage:
+    """What one request holds on its way, beside its context."""
+
+    __slots__ = ("answer", "ctx", "endpoint", "lease", "settled", "view")
+
+    def __init__(self, ctx: RequestContext) -> None:
+        self.ctx = ctx
+        self.lease: Lease | None = None
+        self.endpoint: Endpoint | None = None
+        """Where an attempt is under way."""
+        self.answer: Answer | None = None
+        self.view: AnswerView | None = None
+        self.settled = False
+
+
+RETRIED = (Unavailable, Overloaded, EngineFailed)
+"""What another engine may do better. A time-out is not among them: the request has used up its time."""
+
+_CALLERS_FAULT: dict[int, type[RequestError]] = {
+    400: InvalidRequest,
+    404: ModelNotFound,
+    413: BodyTooLarge,
+    415: UnsupportedMedia,
+    422: InvalidRequest,
+}
+
+_RESULTS = {
+    Outcome.OK: AttemptResult.OK,
+    Outcome.TRUNCATED: AttemptResult.BROKEN,
+    Outcome.ENGINE_ERROR: AttemptResult.ERROR,
+    Outcome.ENGINE_TIMEOUT: AttemptResult.TIMEOUT,
+    Outcome.INTERNAL_ERROR: AttemptResult.CANCELLED,
+}
+
+
+def _shown(name: str) -> str:
+    """A client's word in one of our messages: bounded, quoted, without control characters."""
+    return repr(name[:100] + "…" if len(name) > 100 else name)
