@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from serving import __version__
 from serving.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from serving.catalog.model import Catalog, Record
+
+CatalogOption = Annotated[
+    Path | None, typer.Option("--catalog", help="Directory of the catalog; without it SERVING_CATALOG_DIR or the one that ships.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+PIPE_COLUMNS = 160
+"""Width of a table that is not read on a terminal."""
 
 app = typer.Typer(
     name="serving",
@@ -29,6 +41,129 @@ def gateway(
     from serving.settings import load_settings
 
     sys.exit(run_gateway(load_settings(config)))
+
+
+@app.command()
+def engine(
+    profile: Annotated[str, typer.Argument(help="Name of a profile; `serving profiles` lists them.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8001,
+    uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on in place of host and port.")] = None,
+    model_path: Annotated[Path | None, typer.Option(help="Folder of the model, in place of the catalog's sources.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print environment and command; start nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
+    catalog: CatalogOption = None,
+) -> None:
+    """Check a profile and this machine, fetch the model, and become its vLLM engine."""
+    from serving.engines.launch import become_engine, plan_engine, prepare_engine
+    from serving.settings import cache_dir, catalog_dir
+
+    if as_json and not dry_run:
+        raise ConfigurationError("--json prints the command and needs --dry-run")
+    root = catalog or catalog_dir()
+    if dry_run:
+        command = plan_engine(
+            profile, catalog_root=root, cache_dir=cache_dir(), host=host, port=port, uds=uds, model_path=model_path
+        )
+        print(_json({"environment": command.environment, "argv": command.argv}) if as_json else command.shell())
+        return
+    command = prepare_engine(
+        profile,
+        catalog_root=root,
+        cache_dir=cache_dir(),
+        host=host,
+        port=port,
+        uds=uds,
+        model_path=model_path,
+        report=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    become_engine(command)
+
+
+@app.command()
+def targets(catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
+    """List the kinds of hardware in the catalog."""
+    shelf = _catalog(catalog).targets
+    rows = [(t.name, t.engine_build, ", ".join(t.native_formats), t.description) for t in shelf.values()]
+    _show(shelf, ("target", "vLLM build", "formats", "description"), rows, as_json)
+
+
+@app.command()
+def models(catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
+    """List the models in the catalog."""
+    shelf = _catalog(catalog).models
+    rows = [
+        (m.name, f"{m.parameters / 1e9:.2f} B", f"{m.max_context_tokens:,}", m.licence, m.description) for m in shelf.values()
+    ]
+    _show(shelf, ("model", "parameters", "context tokens", "licence", "description"), rows, as_json)
+
+
+@app.command()
+def profiles(catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
+    """List the profiles in the catalog: what `serving engine` can run."""
+    shelf = _catalog(catalog).profiles
+    rows = [(p.name, p.model, p.target, p.engine_version, p.status, p.description) for p in shelf.values()]
+    _show(shelf, ("profile", "model", "target", "vLLM", "status", "description"), rows, as_json)
+
+
+def _catalog(root: Path | None) -> Catalog:
+    from serving.catalog.load import load_catalog
+    from serving.settings import catalog_dir
+
+    return load_catalog(root or catalog_dir())
+
+
+def _show(shelf: Mapping[str, Record], titles: tuple[str, ...], rows: Sequence[tuple[str, ...]], as_json: bool) -> None:
+    if as_json:
+        print(_json([record.model_dump(mode="json") for record in shelf.values()]))
+        return
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    # Names and figures keep their width, since they are typed again; the description takes what is left.
+    columns = [Column(title, min_width=max(map(len, cells))) for title, *cells in zip(titles, titles, *rows, strict=True)]
+    columns[-1].min_width = 24
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table, crop=False)
+
+
+def _json(data: Any) -> str:
+    import json
+
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+@app.command()
+def up(
+    profile: Annotated[str, typer.Argument(help="Profile of the catalog.")] = "smollm2-135m-cpu",
+    host: Annotated[str | None, typer.Option(help="Where the gateway listens; default: the setting server.host.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the gateway; default: the setting server.port.")
+    ] = None,
+    engine_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the engine, on 127.0.0.1.")] = 8001,
+    config: Annotated[Path | None, typer.Option(help="YAML file with the settings; SERVING_… variables go over it.")] = None,
+    catalog: Annotated[Path | None, typer.Option(help="Folder of the catalog; default: SERVING_CATALOG_DIR or ours.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder of the logs of both; default: logs/ in the cache folder.")] = None,
+) -> None:
+    """Run one engine and one gateway in the foreground; Ctrl-C stops both."""
+    from rich.console import Console
+
+    from serving.engines.screen import ConsoleScreen
+    from serving.engines.up import UpOptions, run_up
+    from serving.settings import catalog_dir
+
+    options = UpOptions(
+        profile=profile,
+        catalog_root=catalog if catalog is not None else catalog_dir(),
+        host=host,
+        port=port,
+        engine_port=engine_port,
+        config=config,
+        log_dir=log_dir,
+    )
+    sys.exit(run_up(options, ConsoleScreen(Console(), Console(stderr=True))))
 
 
 @app.command()

@@ -48,10 +48,13 @@ RETRY_AFTER_SECONDS = 5
 class AnswerCut(Exception):
     """The engine's answer broke off after its first byte had gone out: the edge must not let it look complete."""
 
-    def __init__(self, error: RequestError, *, in_band: bool) -> None:
+    def __init__(self, error: RequestError, view: AnswerView) -> None:
         super().__init__(str(error))
         self.error = error
-        self.in_band = in_band
+        self.in_band = view.is_stream
+        """The answer is a stream, which can say so itself."""
+        self.mid_event = view.mid_event
+        """The stream stopped inside an event."""
 
 
 class Pipeline:
@@ -196,11 +199,14 @@ class Pipeline:
         view.feed(data)
         await outgoing.start(answer.status, answer.headers)
         while True:
-            if complete or view.done:
+            whole = view.done or view.failed or not answer.is_stream
+            if view.done or (complete and whole):
                 self._settle(passage)
-            await outgoing.send(data, last=complete)
+            await outgoing.send(data, last=complete and whole)
             if complete:
-                return
+                if whole:
+                    return
+                raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), view)
             try:
                 data, complete = await answer.exchange.piece()
             except WireError as failure:
@@ -208,7 +214,7 @@ class Pipeline:
                     data, complete = b"", True
                     continue
                 error = EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed
-                raise AnswerCut(error("The engine's answer broke off."), in_band=answer.is_stream) from None
+                raise AnswerCut(error("The engine's answer broke off."), view) from None
             if data:
                 now = self._clock()
                 if intervals is not None:

@@ -86,7 +86,7 @@ class Edge:
             await reply.fail(error)
         except AnswerCut as cut:
             if cut.in_band:
-                await reply.end_in_band(cut.error)
+                await reply.end_in_band(cut.error, mid_event=cut.mid_event)
             else:
                 reply.drop()
         except asyncio.CancelledError:
@@ -236,6 +236,7 @@ class Reply:
         self._ctx = ctx
         self._send = send
         self._ended = False
+        self._mid_event = False
 
     async def start(self, status: int, headers: Headers) -> None:
         headers = [*headers, (b"x-request-id", self._ctx.request_id.encode("ascii"))]
@@ -248,6 +249,7 @@ class Reply:
         if last:
             self._ended = True
             self.on_last()
+        self._mid_event = not data.endswith(b"\n\n")
         self.blocked_since = monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         self.blocked_since = 0.0
@@ -258,16 +260,16 @@ class Reply:
         await self.start(error.status, error_headers(error, len(body)))
         await self.send(body, last=True)
 
-    async def end_in_band(self, error: RequestError) -> None:
+    async def end_in_band(self, error: RequestError, *, mid_event: bool) -> None:
         """Say inside the stream that it broke off, and end it without `[DONE]`."""
-        await self.send(error_event(error), last=True)
+        await self.send(error_event(error, mid_event=mid_event), last=True)
 
     async def end_at_shutdown(self) -> None:
         error = Unavailable("The gateway is shutting down.", code="shutting_down", retry_after_seconds=1)
         if not self.started:
             await self.fail(error)
         elif not self._ended and self._ctx.stream:
-            await self.end_in_band(error)
+            await self.end_in_band(error, mid_event=self._mid_event)
 
     def drop(self) -> None:
         """End the connection inside the answer, so that it cannot look whole, and without waiting for a full buffer.

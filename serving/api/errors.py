@@ -17,9 +17,9 @@ def error_body(error: RequestError) -> bytes:
     return orjson.dumps(error_object(error))
 
 
-def error_event(error: RequestError) -> bytes:
-    """A stream event for after the first byte. It begins with a blank line, since the engine may have stopped inside an event."""
-    return b"\n\ndata: %s\n\n" % error_body(error)
+def error_event(error: RequestError, *, mid_event: bool) -> bytes:
+    """A stream event for after the first byte. An event that the engine did not end is ended before it."""
+    return b"%sdata: %s\n\n" % (b"\n\n" if mid_event else b"", error_body(error))
 
 
 def error_headers(error: RequestError, length: int) -> Headers:

@@ -58,6 +58,11 @@ class AnswerView:
         self.events += lines
         self._carry = text[-_CARRY:]
 
+    @property
+    def mid_event(self) -> bool:
+        """The stream so far ends inside an event."""
+        return bool(self._pieces) and not self._carry.endswith(b"\n\n")
+
     def usage(self) -> Usage:
         """The usage object that came last; its fields are None where there was none or it makes no sense."""
         found = self._last_usage()

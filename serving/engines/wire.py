@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -222,8 +223,8 @@ class Connection(asyncio.Protocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports have the methods of asyncio.Transport but are no subclass of it.
+        self.transport = cast(asyncio.Transport, transport)
         self.pool.open_connections += 1
 
     def connection_lost(self, exc: Exception | None) -> None:

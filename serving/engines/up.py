@@ -1,0 +1,184 @@
+"""`serving up`: one engine and one gateway from a profile and the user's settings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from serving.catalog.load import find_profile, load_catalog
+from serving.catalog.model import Profile
+from serving.core.errors import ConfigurationError
+from serving.engines.kept import Program, answers_ok, rotate_log
+from serving.engines.launch import prepare_engine, require_free_port
+from serving.engines.supervise import Screen, StopSignals, Supervisor
+from serving.settings import PREFIX, EndpointSettings, Settings, cache_dir, child_environment, load_settings
+
+ENGINE_HOST = "127.0.0.1"
+ENDPOINT_NAME = "local"
+ENGINE_STOP_SECONDS = 40.0
+"""Above the time that the catalog gives vLLM for its running requests; without any it stops in a second or two."""
+STOP_MARGIN_SECONDS = 3.0
+"""Beyond the gateway's own time to drain, for the end of its process."""
+ENGINE_FIRST_DELAY_SECONDS = 1.0
+GATEWAY_FIRST_DELAY_SECONDS = 0.0
+QUESTION = "What is the capital of France?"
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What the command line gives; None is the setting's or the place's default."""
+
+    profile: str
+    catalog_root: Path
+    host: str | None = None
+    port: int | None = None
+    engine_port: int = 8001
+    config: Path | None = None
+    log_dir: Path | None = None
+
+
+def run_up(options: UpOptions, screen: Screen) -> int:
+    """Prepare, then supervise until somebody says stop; the exit status.
+
+    Raises:
+        ConfigurationError: something that the operator gave, or this machine, cannot work; nothing was started.
+    """
+    if sys.platform != "linux":
+        raise ConfigurationError("serving up needs Linux; elsewhere run `serving engine` and `serving gateway` by themselves")
+    with StopSignals().caught() as signals:
+        try:
+            signals.interrupting = True
+            supervisor = _prepare(options, screen, signals)
+            signals.interrupting = False
+        except KeyboardInterrupt:
+            return 0
+        return supervisor.run()
+
+
+def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Supervisor:
+    """All that can fail for a reason the operator can mend, the cheap before the expensive."""
+    settings = load_settings(options.config)
+    host = options.host if options.host is not None else settings.server.host
+    port = options.port if options.port is not None else settings.server.port
+    if port == 0:
+        raise ConfigurationError("port: 0 lets the system choose, but up must know the address; give --port")
+    if port == options.engine_port:
+        raise ConfigurationError(f"--port and --engine-port are both {port}; give two different ones")
+    require_free_port(host, port, "--port")
+    require_free_port(ENGINE_HOST, options.engine_port, "--engine-port")
+    profile = find_profile(load_catalog(options.catalog_root), options.profile)
+    endpoints = _with_local(settings, options.engine_port, profile)
+    command = prepare_engine(
+        options.profile,
+        catalog_root=options.catalog_root,
+        cache_dir=cache_dir(),
+        host=ENGINE_HOST,
+        port=options.engine_port,
+        report=screen.say,
+    )
+    log_dir = options.log_dir if options.log_dir is not None else cache_dir() / "logs"
+    engine = Program(
+        name="engine",
+        argv=command.argv,
+        environment=_engine_environment(command.environment),
+        log_path=_fresh_log(log_dir / f"engine-{options.engine_port}.log"),
+        host=ENGINE_HOST,
+        port=options.engine_port,
+        ready_path="/health",
+        stop_seconds=ENGINE_STOP_SECONDS,
+        first_delay_seconds=ENGINE_FIRST_DELAY_SECONDS,
+    )
+    gateway = Program(
+        name="gateway",
+        argv=_gateway_argv(options.config),
+        environment=child_environment(
+            {"SERVING_ENDPOINTS": endpoints, "SERVING_SERVER__HOST": host, "SERVING_SERVER__PORT": str(port)}
+        ),
+        log_path=_fresh_log(log_dir / f"gateway-{port}.log"),
+        host=_reachable(host),
+        port=port,
+        ready_path="/livez",
+        stop_seconds=settings.server.drain_delay_seconds + settings.server.shutdown_grace_seconds + STOP_MARGIN_SECONDS,
+        first_delay_seconds=GATEWAY_FIRST_DELAY_SECONDS,
+    )
+    screen.say(f"Starting the engine for {profile.model}. Its log: {engine.log_path}")
+    return Supervisor(
+        engine,
+        gateway,
+        screen=screen,
+        signals=signals,
+        serves=lambda: answers_ok(gateway.host, gateway.port, "/readyz"),
+        announcement=announcement(engine, gateway, profile.model, with_key=settings.auth.api_key is not None),
+    )
+
+
+def announcement(engine: Program, gateway: Program, model: str, *, with_key: bool) -> str:
+    """Addresses, logs and a command to paste. The key stays a variable of the shell; it is never shown."""
+    base = f"http://{_authority(gateway)}"
+    question = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    key = ' -H "Authorization: Bearer $SERVING_AUTH__API_KEY"' if with_key else ""
+    ask = f"{shlex.quote(base + '/v1/chat/completions')} -H 'Content-Type: application/json'{key}"
+    return "\n".join(
+        (
+            "",
+            f"gateway  {base}/v1  (log: {gateway.log_path})",
+            f"engine   http://{_authority(engine)}  (log: {engine.log_path})",
+            "",
+            "Ask it, at once or as a stream:",
+            f"curl -sS {ask} -d {shlex.quote(json.dumps(question))}",
+            f"curl -sS --no-buffer {ask} -d {shlex.quote(json.dumps(question | {'stream': True}))}",
+            "",
+            "Ctrl-C stops both.",
+        )
+    )
+
+
+def _authority(program: Program) -> str:
+    return f"[{program.host}]:{program.port}" if ":" in program.host else f"{program.host}:{program.port}"
+
+
+def _reachable(host: str) -> str:
+    """Where a server that listens on `host` can be asked from this machine."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _with_local(settings: Settings, engine_port: int, profile: Profile) -> str:
+    """The user's endpoints and the local engine's, as the gateway's environment wants them."""
+    if any(endpoint.name == ENDPOINT_NAME for endpoint in settings.endpoints):
+        raise ConfigurationError(f"endpoints: the name {ENDPOINT_NAME!r} belongs to up's own engine; give yours another one")
+    try:
+        local = EndpointSettings(
+            name=ENDPOINT_NAME,
+            url=f"http://{ENGINE_HOST}:{engine_port}",
+            model=profile.model,
+            pool=profile.name,
+            target=profile.target,
+        )
+    except ValidationError as error:
+        raise ConfigurationError(f"profile {profile.name}: cannot be an endpoint: {error.errors()[0]['msg']}") from None
+    return json.dumps([endpoint.model_dump(mode="json") for endpoint in (*settings.endpoints, local)])
+
+
+def _engine_environment(additions: Mapping[str, str]) -> dict[str, str]:
+    """Without the gateway's settings: the engine has no use for them, and the API key is among them."""
+    inherited = {name: value for name, value in child_environment({}).items() if not name.upper().startswith(PREFIX)}
+    return inherited | dict(additions)
+
+
+def _gateway_argv(config: Path | None) -> tuple[str, ...]:
+    argv = (sys.executable, "-m", "serving", "gateway")
+    return argv if config is None else (*argv, "--config", str(config))
+
+
+def _fresh_log(path: Path) -> Path:
+    try:
+        rotate_log(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: no log can be written there: {error.strerror}; give --log-dir") from None
+    return path

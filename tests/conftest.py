@@ -1,0 +1,57 @@
+"""Fixtures for all tests: scripted engines, and one real vLLM for a whole run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.doubles.real_engine import RealEngine, is_installed, running_engine
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.tiny_model import tiny_model
+
+ENGINE_TEST_TIMEOUT_SECONDS = 300
+"""The first test with the real engine pays for its start."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("engine") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(ENGINE_TEST_TIMEOUT_SECONDS))
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the gateway runs on in production; its transports differ from asyncio's own."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def start_engine() -> AsyncIterator[Callable[..., Awaitable[ScriptedEngine]]]:
+    """Start scripted engines: `engine = await start_engine("model-a", default=Script(...))`."""
+    async with AsyncExitStack() as engines:
+
+        async def start(*models: str, **options: Any) -> ScriptedEngine:
+            return await engines.enter_async_context(ScriptedEngine(*models, **options))
+
+        yield start
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    """One healthy scripted engine that serves the model `tiny`."""
+    async with ScriptedEngine() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def real_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
+    """One vLLM on the CPU for the whole run; mark its tests with `engine`."""
+    if not is_installed():
+        pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
+    log = tmp_path_factory.mktemp("engine") / "engine.log"
+    with running_engine(tiny_model(), log) as started:
+        yield started

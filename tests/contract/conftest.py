@@ -1,0 +1,33 @@
+"""The engine under contract: the scripted one in every run, the real vLLM where tests marked `engine` are run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.doubles.script import Script
+from tests.doubles.scripted_engine import ScriptedEngine
+
+TOKEN_SECONDS = 0.002
+"""About as fast as the tiny model on a CPU, so that a long answer is still running when a test hangs up."""
+
+
+@dataclass(frozen=True)
+class AnyEngine:
+    """What the contract needs to know of an engine."""
+
+    url: str
+    model: str
+    max_model_len: int
+
+
+@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
+async def any_engine(request: pytest.FixtureRequest) -> AsyncIterator[AnyEngine]:
+    if request.param == "real":
+        real = request.getfixturevalue("real_engine")
+        yield AnyEngine(real.url, real.model, real.max_model_len)
+        return
+    async with ScriptedEngine(default=Script(itl_seconds=TOKEN_SECONDS)) as engine:
+        yield AnyEngine(engine.url, engine.model, engine.max_model_len)
