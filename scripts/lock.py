@@ -61,7 +61,9 @@ def main() -> None:
         subprocess.run([*pip, "--upgrade", "pip"], check=True)
         subprocess.run([*pip, TORCH], check=True)
         subprocess.run([*pip, TORCH, *(name for names in wanted.values() for name in names)], check=True)
-        answer = subprocess.run([str(python), "-c", CLOSURE], input=json.dumps(wanted), capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            [str(python), "-c", CLOSURE], input=json.dumps(wanted), capture_output=True, text=True, check=True
+        )
     versions: dict[str, dict[str, str]] = json.loads(answer.stdout)
     for layer, pins in versions.items():
         base = versions["gateway"] if layer != "gateway" else {}

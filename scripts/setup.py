@@ -70,7 +70,16 @@ def fetched(layer: str, lock: Path) -> Path:
             (wheels / name).unlink(missing_ok=True)
     say(f"fetching the layer {layer}, {SIZES.get(layer, '')}")
     wheels.mkdir(parents=True, exist_ok=True)
-    pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels), "--requirement", str(without_torch(lock, wheels)))
+    pip(
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(wheels),
+        "--requirement",
+        str(without_torch(lock, wheels)),
+    )
     fetch_torch(lock, wheels)
     names = sorted(path.name for path in wheels.glob("*.whl"))
     partial = manifest.with_suffix(".partial")

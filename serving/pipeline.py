@@ -30,7 +30,7 @@ from serving.core.outcomes import AttemptResult, Outcome
 from serving.engines.body import understand
 from serving.engines.relay import Answer, EngineRefused, Relay
 from serving.engines.view import AnswerView
-from serving.engines.wire import AnswerTimedOut, Unreachable, WireError
+from serving.engines.wire import AnswerTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog
@@ -134,25 +134,40 @@ class Pipeline:
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
         tried: set[str] = set()
-        while ctx.attempts < self._max_attempts:
-            endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+        endpoint: Endpoint | None = None
+        again = False
+        while ctx.attempts < (max(self._max_attempts, 2) if again else self._max_attempts):
+            if not again:
+                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
             if endpoint is None:
                 break
             tried.add(endpoint.name)
-            passage.endpoint = endpoint
-            ctx.attempts += 1
-            ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
+            self._begin_attempt(passage, endpoint)
             try:
-                passage.answer = await self._relay.ask(endpoint.url, ctx)
+                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again)
+            except StaleConnection:
+                # Most likely the engine closed an idle connection just as it was taken: the same engine again, on a new one.
+                self._end_attempt(passage, AttemptResult.STALE)
+                error = EngineFailed("The engine's connection ended before it answered.")
+                again = True
+                continue
             except WireError as failure:
                 error = self._attempt_failed(passage, endpoint, failure)
             except EngineRefused as refusal:
                 error = self._attempt_refused(passage, refusal)
             else:
                 return passage.answer
+            again = False
             if not isinstance(error, RETRIED):
                 break
         raise error
+
+    def _begin_attempt(self, passage: Passage, endpoint: Endpoint) -> None:
+        ctx = passage.ctx
+        ctx.attempts += 1
+        ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
+        passage.endpoint = endpoint
+        self._chooser.take(endpoint)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
         log.warning("endpoint %s: %s", endpoint.name, failure, extra={"request_id": passage.ctx.request_id})

@@ -40,6 +40,8 @@ class AttemptResult(StrEnum):
     ERROR = "error"
     """Another 5xx, or an error event first."""
     UNREACHABLE = "unreachable"
+    STALE = "stale"
+    """A kept connection ended before any byte of an answer; whether the engine read the request is unknown."""
     BROKEN = "broken"
     """The connection ended inside the answer."""
     TIMEOUT = "timeout"

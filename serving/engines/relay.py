@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from serving.core.context import Headers, RequestContext
-from serving.engines.wire import Address, AnswerTimedOut, Connection, Exchange, Pool, StaleConnection
+from serving.engines.wire import Address, AnswerTimedOut, Connection, Exchange, Pool
 from serving.settings import RelaySettings
 
 SWEEP_SECONDS = 0.25
@@ -75,18 +75,29 @@ class Relay:
         """Connections to engines, idle ones included."""
         return sum(pool.open_connections for pool in self._pools.values())
 
-    async def ask(self, url: str, ctx: RequestContext) -> Answer:
+    async def ask(self, url: str, ctx: RequestContext, *, fresh: bool = False) -> Answer:
         """Send the request of `ctx` to the engine at `url` and wait for the first byte of its answer's body.
 
-        Raises: WireError, EngineRefused. Whoever gets an answer must hand its exchange to `close`.
+        `fresh` takes a new connection instead of a kept one. Raises: WireError, EngineRefused. Whoever gets an answer must
+        hand its exchange to `close`.
         """
         pool = self._pool(url)
-        request = _request(pool.address, ctx)
+        connection = await pool.connection(fresh=fresh)
+        exchange = self._open(connection, self._settings.first_byte_timeout_seconds)
         try:
-            return await self._first_byte(pool, request, fresh=False)
-        except StaleConnection:
-            # The engine closed an idle connection just as it was taken; it never saw this request.
-            return await self._first_byte(pool, request, fresh=True)
+            connection.send(exchange, _request(pool.address, ctx))
+            status = await exchange.head()
+            if status >= 300:
+                raise _refusal(status, exchange.headers, await self._read_bounded(exchange))
+            first, complete = await exchange.piece()
+            is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in exchange.headers)
+            if is_stream and first.startswith(b'data: {"error"'):
+                raise _refusal(500, [], first[len(b"data: ") :].partition(b"\n")[0], in_stream=True)
+            headers = [(name, value) for name, value in exchange.headers if name in PASSED_HEADERS]
+            return Answer(exchange, status, headers, first, complete, is_stream)
+        except BaseException:
+            self.close(exchange)
+            raise
 
     async def get(self, url: str, path: str, *, timeout_seconds: float) -> tuple[int, bytes]:
         """GET a small answer from an engine, for probes. Raises: WireError."""
@@ -132,24 +143,6 @@ class Relay:
         )
         self._exchanges.add(exchange)
         return exchange
-
-    async def _first_byte(self, pool: Pool, request: bytes, *, fresh: bool) -> Answer:
-        connection = await pool.connection(fresh=fresh)
-        exchange = self._open(connection, self._settings.first_byte_timeout_seconds)
-        try:
-            connection.send(exchange, request)
-            status = await exchange.head()
-            if status >= 300:
-                raise _refusal(status, exchange.headers, await self._read_bounded(exchange))
-            first, complete = await exchange.piece()
-            is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in exchange.headers)
-            if is_stream and first.startswith(b'data: {"error"'):
-                raise _refusal(500, [], first[len(b"data: ") :].partition(b"\n")[0], in_stream=True)
-            headers = [(name, value) for name, value in exchange.headers if name in PASSED_HEADERS]
-            return Answer(exchange, status, headers, first, complete, is_stream)
-        except BaseException:
-            self.close(exchange)
-            raise
 
     async def _read_bounded(self, exchange: Exchange) -> bytes:
         body = b""

@@ -7,7 +7,6 @@ connection, which is how vLLM learns that nobody waits any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
@@ -39,7 +38,7 @@ class Unreachable(WireError):
 
 
 class StaleConnection(WireError):
-    """A kept connection ended before any byte of an answer: the request was not taken up."""
+    """A kept connection ended before any byte of an answer; most likely the engine had closed it already."""
 
 
 class BrokenAnswer(WireError):
@@ -337,19 +336,21 @@ class Pool:
                     break
                 if connection.transport is not None and not connection.transport.is_closing():
                     return connection
+        connection = Connection(loop, self)
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
-                return await self._dial(loop, lambda: Connection(loop, self))
+                if self.address.path:
+                    await loop.create_unix_connection(lambda: connection, self.address.path)
+                else:
+                    await loop.create_connection(lambda: connection, self.address.host, self.address.port)
         except TimeoutError:
             raise Unreachable("the engine did not accept a connection in time") from None
         except OSError as error:
             raise Unreachable(f"the engine cannot be reached: {error.strerror or type(error).__name__}") from None
-
-    async def _dial(self, loop: asyncio.AbstractEventLoop, make: Callable[[], Connection]) -> Connection:
-        if self.address.path:
-            _, connection = await loop.create_unix_connection(make, self.address.path)
-        else:
-            _, connection = await loop.create_connection(make, self.address.host, self.address.port)
+        except asyncio.CancelledError:
+            # The transport may be up already although nobody will ever get the connection.
+            connection.abandon()
+            raise
         return connection
 
     def put_back(self, connection: Connection) -> None:

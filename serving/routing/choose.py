@@ -16,7 +16,7 @@ class Chooser:
         self._turn = 0
 
     def choose(self, candidates: Sequence[Endpoint], tried: Collection[str]) -> Endpoint | None:
-        """The best candidate that was not tried yet, or None. The caller must give it back with `release`."""
+        """The best candidate that was not tried yet, or None."""
         best: Endpoint | None = None
         best_cost = (0, 0)
         for endpoint in candidates:
@@ -25,11 +25,13 @@ class Chooser:
             cost = (self._in_flight.get(endpoint.name, 0), self._last_used.get(endpoint.name, 0))
             if best is None or cost < best_cost:
                 best, best_cost = endpoint, cost
-        if best is not None:
-            self._turn += 1
-            self._last_used[best.name] = self._turn
-            self._in_flight[best.name] = self._in_flight.get(best.name, 0) + 1
         return best
+
+    def take(self, endpoint: Endpoint) -> None:
+        """A request begins at the endpoint; `release` ends it."""
+        self._turn += 1
+        self._last_used[endpoint.name] = self._turn
+        self._in_flight[endpoint.name] = self._in_flight.get(endpoint.name, 0) + 1
 
     def release(self, endpoint: Endpoint) -> None:
         self._in_flight[endpoint.name] -= 1

@@ -191,6 +191,10 @@ class EngineConnection(asyncio.Protocol):
             self._advance()
 
     def _responded(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() and self._record is not None:
+            # A task that is cancelled before its first step runs none of its own clean-up.
+            self._record.settle("peer_closed" if self._record.peer_closed_by else "stopped")
+            self.responding = None
         if not task.cancelled() and (error := task.exception()) is not None:
             assert self._record is not None
             self._record.settle("stopped")  # nobody shall wait for it

@@ -8,10 +8,10 @@ from typing import Literal
 import pytest
 
 from tests.doubles.raw_client import RawClient, ask, request_bytes
+from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
-from tests.doubles.running_gateway import RunningGateway
 from tests.flow.conftest import GatewayOver, chat, settings_over
 
 CHAT = "/v1/chat/completions"
@@ -48,7 +48,7 @@ async def test_leaving_in_mid_stream_closes_the_engines_connection(engine: Scrip
             response = await client.read_head()
             pieces = client.read_body(response)
             await anext(pieces)
-            await engine.reached("held:3")
+            await engine.reached("held:4")
             await pieces.aclose()
         record = engine.log.requests[0]
         async with asyncio.timeout(1.0):
@@ -58,7 +58,9 @@ async def test_leaving_in_mid_stream_closes_the_engines_connection(engine: Scrip
 async def test_leaving_while_the_body_is_sent_reaches_no_engine(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": engine}) as gateway:
         async with RawClient(gateway.url) as client:
-            await client.send(request_bytes(CHAT, method="POST", headers={"Content-Type": "application/json", "Content-Length": "100"}) + b"{")
+            await client.send(
+                request_bytes(CHAT, method="POST", headers={"Content-Type": "application/json", "Content-Length": "100"}) + b"{"
+            )
 
             async def not_arrived() -> list[str]:
                 return [] if gateway.arrived else ["the request is not there yet"]
@@ -92,7 +94,11 @@ async def test_a_stream_gives_its_lease_back_with_done(engine: ScriptedEngine, g
     """An engine that keeps the connection open after `[DONE]` holds no lease."""
     gate = Gate(events=2)
     engine.script(
-        Script(gate=gate, raw_is="body", raw=[(0.0, b'data: {"choices":[{"index":0}]}\n\n'), (0.0, b"data: [DONE]\n\n"), (0.0, b"\n")])
+        Script(
+            gate=gate,
+            raw_is="body",
+            raw=[(0.0, b'data: {"choices":[{"index":0}]}\n\n'), (0.0, b"data: [DONE]\n\n"), (0.0, b"\n")],
+        )
     )
     async with gateway_over({"e1": engine}, limits={"in_flight": 1}) as gateway, RawClient(gateway.url) as client:
         await client.send(request_bytes(CHAT, chat(stream=True)))

@@ -66,7 +66,9 @@ async def test_an_unknown_model_is_a_404(engine: ScriptedEngine, gateway_over: G
         assert not engine.log.requests
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("PUT", CHAT, 405), ("GET", "/nope", 404), ("DELETE", "/v1/models", 405)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", CHAT, 405), ("PUT", CHAT, 405), ("GET", "/nope", 404), ("DELETE", "/v1/models", 405)]
+)
 async def test_what_is_not_published_reaches_no_engine(
     engine: ScriptedEngine, gateway_over: GatewayOver, method: str, path: str, status: int
 ) -> None:
@@ -78,7 +80,10 @@ async def test_what_is_not_published_reaches_no_engine(
             assert response.header("allow")
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/tokenize", "/v1/embeddings", "/v1/load_lora_adapter", "/v1/chat/completions/", "/V1/chat/completions"])
+@pytest.mark.parametrize(
+    "path",
+    ["/invocations", "/tokenize", "/v1/embeddings", "/v1/load_lora_adapter", "/v1/chat/completions/", "/V1/chat/completions"],
+)
 async def test_the_engines_other_routes_are_closed(engine: ScriptedEngine, gateway_over: GatewayOver, path: str) -> None:
     async with gateway_over({"e1": engine}, expected=Expectation(client_requests=0)) as gateway:
         assert (await ask(gateway.url, path, chat())).status in (404, 405)
@@ -125,7 +130,9 @@ async def test_a_prompt_that_is_too_long_keeps_the_engines_words(engine: Scripte
         assert "64" in error["message"]
 
 
-async def test_without_an_engine_a_known_model_is_a_503_with_retry_after(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+async def test_without_an_engine_a_known_model_is_a_503_with_retry_after(
+    engine: ScriptedEngine, gateway_over: GatewayOver
+) -> None:
     engine.refuse()
     async with gateway_over({"e1": engine}) as gateway:
         for _ in range(3):
@@ -191,7 +198,9 @@ async def test_a_head_that_cannot_be_served_is_refused_before_its_body(
 
 async def test_a_chunked_body_meets_the_same_limit(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": engine}, limits={"body_bytes": 1000}) as gateway, RawClient(gateway.url) as client:
-        await client.send(request_bytes(CHAT, method="POST", headers={"Transfer-Encoding": "chunked", "Content-Type": "application/json"}))
+        await client.send(
+            request_bytes(CHAT, method="POST", headers={"Transfer-Encoding": "chunked", "Content-Type": "application/json"})
+        )
         for _ in range(3):
             await client.send(b"1f4\r\n" + b" " * 500 + b"\r\n")
         response = await client.read()
@@ -201,7 +210,9 @@ async def test_a_chunked_body_meets_the_same_limit(engine: ScriptedEngine, gatew
 
 async def test_a_body_that_does_not_come_is_a_408(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": engine}, limits={"body_timeout_seconds": 0.2}) as gateway, RawClient(gateway.url) as client:
-        await client.send(request_bytes(CHAT, method="POST", headers={"Content-Type": "application/json", "Content-Length": "100"}))
+        await client.send(
+            request_bytes(CHAT, method="POST", headers={"Content-Type": "application/json", "Content-Length": "100"})
+        )
         response = await client.read()
         assert (response.status, error_of(response)["code"]) == (408, "request_timeout")
 
@@ -209,7 +220,11 @@ async def test_a_body_that_does_not_come_is_a_408(engine: ScriptedEngine, gatewa
 async def test_keys_are_wanted_where_keys_are_set(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": engine}, auth={"api_key": "sk-right"}) as gateway:
         for path, body in ((CHAT, chat()), ("/v1/models", None), ("/v1/models/tiny", None)):
-            for headers, code in (({}, "missing_api_key"), ({"Authorization": "Bearer sk-wrong"}, "invalid_api_key"), ({"Authorization": "Basic eA=="}, "missing_api_key")):
+            for headers, code in (
+                ({}, "missing_api_key"),
+                ({"Authorization": "Bearer sk-wrong"}, "invalid_api_key"),
+                ({"Authorization": "Basic eA=="}, "missing_api_key"),
+            ):
                 response = await ask(gateway.url, path, body, headers=headers)
                 assert (response.status, response.json["error"]["code"]) == (401, code)
                 assert response.header("www-authenticate") == "Bearer"
