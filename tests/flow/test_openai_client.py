@@ -1,4 +1,4 @@
-"""The openai client, unchanged, against the gateway: over the scripted engine in the fast loop, over a real vLLM in the whole run."""
+"""The openai client, unchanged, against the gateway: over the scripted engine in the fast loop, and over a real vLLM."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ async def test_a_wrong_key(gateway: RunningGateway) -> None:
     assert caught.value.code == "invalid_api_key"
 
 
-async def test_a_cancelled_stream_leaves_nothing_running(client: openai.AsyncOpenAI, engine_url: str, gateway: RunningGateway) -> None:
+async def test_a_cancelled_stream_leaves_nothing_running(
+    client: openai.AsyncOpenAI, engine_url: str, gateway: RunningGateway
+) -> None:
     stream = await client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     )
@@ -109,7 +111,9 @@ async def test_a_cancelled_stream_leaves_nothing_running(client: openai.AsyncOpe
 
 
 async def test_a_repeated_prompt_is_cached_and_counted(client: openai.AsyncOpenAI, gateway: RunningGateway) -> None:
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 30}]
+    messages: list[ChatCompletionMessageParam] = [
+        {"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 30}
+    ]
     cached = []
     for _ in range(2):
         answer = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=4)

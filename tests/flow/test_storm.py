@@ -56,7 +56,9 @@ async def one_request(gateway: RunningGateway, chance: random.Random) -> None:
     action = chance.choice(ACTIONS)
     with contextlib.suppress(HangUp):
         async with RawClient(gateway.url) as client:
-            body = chance.choice([chat(stream=stream, stream_options={"include_usage": True} if stream else None)] * 9 + [{"model": "tiny"}])
+            body = chance.choice(
+                [chat(stream=stream, stream_options={"include_usage": True} if stream else None)] * 9 + [{"model": "tiny"}]
+            )
             await client.send(request_bytes(CHAT, body))
             if action == "leave at once":
                 client.hang_up(chance.choice(["fin", "rst"]))
@@ -70,7 +72,9 @@ async def one_request(gateway: RunningGateway, chance: random.Random) -> None:
             check(response, stream)
 
 
-async def storm(gateway: RunningGateway, engines: list[ScriptedEngine], chance: random.Random, requests: int, at_once: int) -> None:
+async def storm(
+    gateway: RunningGateway, engines: list[ScriptedEngine], chance: random.Random, requests: int, at_once: int
+) -> None:
     for engine in engines:
         engine.choose = lambda _: chance.choice(SCRIPTS)
     places = asyncio.Semaphore(at_once)
