@@ -21,6 +21,7 @@ class AnyEngine:
     url: str
     model: str
     max_model_len: int
+    idle_close_seconds: float = 5.0
 
 
 @pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
@@ -29,5 +30,6 @@ async def any_engine(request: pytest.FixtureRequest) -> AsyncIterator[AnyEngine]
         real = request.getfixturevalue("real_engine")
         yield AnyEngine(real.url, real.model, real.max_model_len)
         return
-    async with ScriptedEngine(default=Script(itl_seconds=TOKEN_SECONDS)) as engine:
-        yield AnyEngine(engine.url, engine.model, engine.max_model_len)
+    idle = 1.0  # the double's default is vLLM's 5 s; the fast tests need not wait for that
+    async with ScriptedEngine(default=Script(itl_seconds=TOKEN_SECONDS), idle_close_seconds=idle) as engine:
+        yield AnyEngine(engine.url, engine.model, engine.max_model_len, idle)

@@ -150,6 +150,17 @@ async def test_several_choices(any_engine: AnyEngine) -> None:
     assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (3, 6)
 
 
+async def test_answer_is_cut_to_the_context(any_engine: AnyEngine) -> None:
+    body = {"prompt": "x" * (any_engine.max_model_len - 5), "max_tokens": 200}
+    answer = (await ask(any_engine.url, COMPLETIONS, body)).json
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (5, "length")
+
+
+async def test_unknown_fields_are_ignored(any_engine: AnyEngine) -> None:
+    body = asking(any_engine, CHAT, x_future={"a": 1}, ignore_eos=True, max_completion_tokens=2)
+    assert (await ask(any_engine.url, CHAT, body)).json["usage"]["completion_tokens"] == 2
+
+
 @ROUTES
 async def test_repeated_prompt_is_cached(any_engine: AnyEngine, path: str) -> None:
     text = uuid.uuid4().hex + "abc " * 300  # new to the engine, whatever ran before

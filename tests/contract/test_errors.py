@@ -19,7 +19,7 @@ def invalid(kind: str, where: str, message: str, given: str) -> dict[str, Any]:
     return {"message": f"1 validation error:\n  {problem}", "type": "Bad Request", "param": where, "code": 400}
 
 
-def refused(message: str, param: str, status: int = 400, type_: str = "BadRequestError") -> dict[str, Any]:
+def refused(message: str, param: str | None, status: int = 400, type_: str = "BadRequestError") -> dict[str, Any]:
     return {"message": message, "type": type_, "param": param, "code": status}
 
 
@@ -28,6 +28,8 @@ NOT_AN_INT = "Input should be a valid integer, unable to parse string as an inte
 NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
 NO_STREAM = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
 BELOW_ONE = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
+NO_MESSAGE = "Cannot apply chat template to an empty conversation. Provide at least one message."
+NO_SALT = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
 ABOVE_MOST = (
     "max_tokens=99999 cannot be greater than max_model_len=4096. Please request fewer output tokens. "
     "(parameter=max_tokens, value=99999)"
@@ -73,6 +75,9 @@ CASES = {
         refused(TOO_LONG, "input_tokens"),
     ),
     "prompt too long": (COMPLETIONS, {"prompt": "x" * 5000, "max_tokens": 2}, refused(TOO_LONG, "input_tokens")),
+    "prompt fills the context": (COMPLETIONS, {"prompt": "x" * 4096, "max_tokens": 1}, refused(BELOW_ONE, "max_tokens")),
+    "empty conversation": (CHAT, {"messages": []}, refused(NO_MESSAGE, None)),
+    "empty salt": (CHAT, {"messages": HI, "cache_salt": ""}, refused(NO_SALT, "cache_salt")),
     "unknown model": (
         CHAT,
         {"model": "nope", "messages": HI},

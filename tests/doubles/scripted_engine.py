@@ -24,7 +24,7 @@ from tests.doubles.http_requests import ParsedRequest
 from tests.doubles.prefix_cache import SimulatedPrefixCache
 from tests.doubles.script import Script
 from tests.doubles.vllm_answers import Answer, model_list, prompts_of
-from tests.doubles.vllm_errors import VllmError, check, check_context, dump, phrase, read_body
+from tests.doubles.vllm_errors import VllmError, check, dump, phrase, read_body, room_tokens
 
 GENERATION_ROUTES = {"/v1/chat/completions": True, "/v1/completions": False}
 """Route → whether it is the chat's."""
@@ -185,8 +185,7 @@ class ScriptedEngine:
         body = read_body(request.header("content-type"), bytes(request.body))
         check(body, is_chat=is_chat, models=self.models, max_model_len=self.max_model_len)
         prompts = prompts_of(body, is_chat)
-        for prompt in prompts:
-            check_context(len(prompt), self.max_model_len)
+        room = min(room_tokens(len(prompt), self.max_model_len) for prompt in prompts)
 
         def begin() -> Reply:
             cached_tokens = created_tokens = 0
@@ -201,6 +200,7 @@ class ScriptedEngine:
                 request_id=request.header("x-request-id") or body.get("request_id"),
                 fingerprint=f"vllm-{self.version}-0a1b2c3d",
                 prompt_tokens=sum(map(len, prompts)),
+                room_tokens=room,
                 cached_tokens=cached_tokens,
                 created_cache_tokens=created_tokens,
                 with_details=self.prompt_tokens_details,

@@ -60,6 +60,7 @@ class Answer:
         request_id: str | None,
         fingerprint: str,
         prompt_tokens: int,
+        room_tokens: int,
         cached_tokens: int,
         created_cache_tokens: int,
         with_details: bool,
@@ -75,9 +76,10 @@ class Answer:
         prompts = 1 if is_chat else len(prompts_of(body, is_chat))
         self.choices = prompts * int(body.get("n") or 1)
         asked = asked_tokens(body)
-        count = script.chunks if script.chunks is not None else asked if asked is not None else DEFAULT_TOKENS
+        limit = min(DEFAULT_TOKENS if asked is None else asked, room_tokens)
+        count = script.chunks if script.chunks is not None else limit
         self.tokens = script.text or tuple(f"t{index} " for index in range(count))
-        self._finish = script.finish_reason or ("length" if asked is not None and len(self.tokens) >= asked else "stop")
+        self._finish = script.finish_reason or ("length" if asked is not None and len(self.tokens) >= limit else "stop")
         self.usage = script.usage or Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=len(self.tokens) * self.choices,

@@ -89,6 +89,9 @@ def check(body: Mapping[str, Any], *, is_chat: bool, models: Sequence[str], max_
     if body.get("stream_options") is not None and not body.get("stream"):
         message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
         raise VllmError(400, message, param="stream_options")
+    if body.get("cache_salt") == "":
+        message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
+        raise VllmError(400, message, param="cache_salt")
     if not is_chat and not body.get("prompt"):
         message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
         raise VllmError(400, message, param="prompt")
@@ -96,10 +99,11 @@ def check(body: Mapping[str, Any], *, is_chat: bool, models: Sequence[str], max_
     if model is not None and model not in models:
         message = f"The model `{model}` does not exist. Valid aliases: {', '.join(models)}."
         raise VllmError(404, message, param="model")
+    if is_chat and not body["messages"]:
+        raise VllmError(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
     limit = asked_tokens(body)
-    if limit is not None and limit < 1:
-        message = f"max_tokens must be at least 1, got {limit}. (parameter=max_tokens, value={limit})"
-        raise VllmError(400, message, param="max_tokens")
+    if limit is not None:
+        _check_at_least_one(limit)
     if limit is not None and limit > max_model_len:
         message = (
             f"max_tokens={limit} cannot be greater than max_model_len={max_model_len}. "
@@ -108,7 +112,14 @@ def check(body: Mapping[str, Any], *, is_chat: bool, models: Sequence[str], max_
         raise VllmError(400, message, param="max_tokens")
 
 
-def check_context(prompt_tokens: int, max_model_len: int) -> None:
+def _check_at_least_one(limit: int) -> None:
+    if limit < 1:
+        message = f"max_tokens must be at least 1, got {limit}. (parameter=max_tokens, value={limit})"
+        raise VllmError(400, message, param="max_tokens")
+
+
+def room_tokens(prompt_tokens: int, max_model_len: int) -> int:
+    """How many tokens the context has left for an answer, which vLLM cuts to that silently."""
     if prompt_tokens > max_model_len:
         at_least = max_model_len + 1  # vLLM stops counting there
         raise VllmError(
@@ -118,6 +129,9 @@ def check_context(prompt_tokens: int, max_model_len: int) -> None:
             f"of the input prompt. (parameter=input_tokens, value={at_least})",
             param="input_tokens",
         )
+    room = max_model_len - prompt_tokens
+    _check_at_least_one(room)
+    return room
 
 
 def asked_tokens(body: Mapping[str, Any]) -> int | None:
