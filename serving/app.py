@@ -25,6 +25,7 @@ from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
 from serving.routing.choose import Chooser
 from serving.settings import Settings
+from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
 
@@ -52,6 +53,8 @@ class Gateway:
             relay=self.relay,
             metrics=self.metrics,
             request_log=RequestLog(writer) if writer is not None and settings.logging.access else None,
+            estimates=TokenEstimates(),
+            parameters=settings.limits.parameters,
             max_attempts=settings.relay.max_attempts,
         )
         api = create_api(fleet=self.fleet, identities=identities, metrics=self.metrics, draining=lambda: self.draining)

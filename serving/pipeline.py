@@ -27,15 +27,17 @@ from serving.core.errors import (
     UnsupportedMedia,
 )
 from serving.core.outcomes import AttemptResult, Outcome
-from serving.engines.body import understand
+from serving.engines.body import prepare, understand
 from serving.engines.relay import Answer, EngineRefused, Relay
-from serving.engines.view import AnswerView
+from serving.engines.view import AnswerView, HiddenUsage
 from serving.engines.wire import AnswerTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog
 from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
+from serving.settings import ParameterLimits
+from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission, Lease
 
@@ -48,13 +50,11 @@ RETRY_AFTER_SECONDS = 5
 class AnswerCut(Exception):
     """The engine's answer broke off after its first byte had gone out: the edge must not let it look complete."""
 
-    def __init__(self, error: RequestError, view: AnswerView) -> None:
+    def __init__(self, error: RequestError, *, in_band: bool) -> None:
         super().__init__(str(error))
         self.error = error
-        self.in_band = view.is_stream
+        self.in_band = in_band
         """The answer is a stream, which can say so itself."""
-        self.mid_event = view.mid_event
-        """The stream stopped inside an event."""
 
 
 class Pipeline:
@@ -71,6 +71,8 @@ class Pipeline:
         relay: Relay,
         metrics: Metrics,
         request_log: RequestLog | None,
+        estimates: TokenEstimates,
+        parameters: ParameterLimits,
         max_attempts: int,
         clock: Clock = monotonic,
     ) -> None:
@@ -82,6 +84,8 @@ class Pipeline:
         self._relay = relay
         self._metrics = metrics
         self._request_log = request_log
+        self._estimates = estimates
+        self._parameters = parameters
         self._max_attempts = max_attempts
         self._clock = clock
         self.in_flight = 0
@@ -96,7 +100,9 @@ class Pipeline:
         try:
             ctx.tenant = self._identities.identify(ctx.credential)
             ctx.body = await incoming.body()
-            self._find_model(ctx, understand(ctx))
+            ctx.body_bytes = len(ctx.body)
+            self._find_model(ctx, understand(ctx, self._parameters))
+            prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
             passage.lease = self._admission.admit()
             answer = await self._first_byte(passage)
             await self._relay_answer(passage, answer, outgoing)
@@ -209,6 +215,7 @@ class Pipeline:
         view = passage.view = AnswerView(is_stream=answer.is_stream)
         bounds = self._metrics.inter_chunk.bounds_seconds
         intervals = ctx.chunk_intervals = self._metrics.inter_chunk.new_row() if answer.is_stream else None
+        hidden = HiddenUsage() if ctx.hides_usage and answer.is_stream else None
         data, complete = answer.first, answer.complete
         ctx.first_byte = ctx.last_byte = self._clock()
         view.feed(data)
@@ -217,11 +224,14 @@ class Pipeline:
             whole = view.done or view.failed or not answer.is_stream
             if view.done or (complete and whole):
                 self._settle(passage)
-            await outgoing.send(data, last=complete and whole)
+            if hidden is not None:
+                data = hidden.feed(data, last=complete)
+            if data or (complete and whole):
+                await outgoing.send(data, last=complete and whole)
             if complete:
                 if whole:
                     return
-                raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), view)
+                raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=True)
             try:
                 data, complete = await answer.exchange.piece()
             except WireError as failure:
@@ -229,13 +239,20 @@ class Pipeline:
                     data, complete = b"", True
                     continue
                 error = EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed
-                raise AnswerCut(error("The engine's answer broke off."), view) from None
+                raise AnswerCut(error("The engine's answer broke off."), in_band=view.is_stream) from None
             if data:
                 now = self._clock()
                 if intervals is not None:
                     intervals[bisect_left(bounds, now - ctx.last_byte)] += 1
                 ctx.last_byte = now
                 view.feed(data)
+
+    def _count_usage(self, ctx: RequestContext) -> None:
+        """Learn from what the engine said; where an answer ended too early for that, charge the best guess and say so."""
+        if ctx.usage.prompt_tokens is not None and ctx.usage.output_tokens is not None:
+            self._estimates.learn(ctx)
+        elif ctx.outcome is not None and ctx.outcome is not Outcome.OK:
+            ctx.usage, ctx.usage_estimated = self._estimates.estimate(ctx), True
 
     def _end_attempt(self, passage: Passage, result: AttemptResult) -> None:
         endpoint, passage.endpoint = passage.endpoint, None
@@ -250,7 +267,8 @@ class Pipeline:
         passage.settled = True
         ctx, view = passage.ctx, passage.view
         if view is not None:
-            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.events
+            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
+            self._count_usage(ctx)
             if ctx.outcome is None:
                 whole = view.done or not view.is_stream
                 ctx.outcome = Outcome.ENGINE_ERROR if view.failed else Outcome.OK if whole else Outcome.TRUNCATED

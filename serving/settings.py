@@ -58,6 +58,34 @@ class ServerSettings(_Section):
     backlog: Count = 2048
 
 
+class ParameterLimits(_Section):
+    """Ceilings of request fields that multiply an engine's memory or work; above one the request is answered 400."""
+
+    n: Count = 8
+    best_of: Count = 8
+    top_logprobs: Annotated[int, Field(ge=0)] = 20
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """None: the field is refused. It has crashed engines on long prompts."""
+    max_tokens: Count | None = None
+    """Ceiling of max_tokens and max_completion_tokens; None leaves it to the model's context."""
+    prompts: Count = 256
+    """Prompts in one completions request."""
+
+    @property
+    def bounds(self) -> tuple[tuple[str, int, int | None], ...]:
+        """(field, least, most) of each integer field; most below least means that the field is refused."""
+        return (
+            ("n", 1, self.n),
+            ("best_of", 1, self.best_of),
+            ("logprobs", 0, self.top_logprobs),
+            ("top_logprobs", 0, self.top_logprobs),
+            ("prompt_logprobs", 0, -1 if self.prompt_logprobs is None else self.prompt_logprobs),
+            ("max_tokens", 1, self.max_tokens),
+            ("max_completion_tokens", 1, self.max_tokens),
+            ("min_tokens", 0, self.max_tokens),
+        )
+
+
 class LimitSettings(_Section):
     """What one gateway takes on. Every ceiling has a name here."""
 
@@ -65,6 +93,7 @@ class LimitSettings(_Section):
     body_timeout_seconds: Seconds = 60.0
     in_flight: Count = 4096
     """Requests between admission and their last byte; one more is answered 429."""
+    parameters: ParameterLimits = ParameterLimits()
 
 
 class RelaySettings(_Section):
@@ -106,6 +135,10 @@ class AuthSettings(_Section):
     api_key: SecretStr | None = None
     """One key in plain text, for the tenant `default`; give it by environment, not in a file."""
     keys: tuple[KeySettings, ...] = ()
+    isolate_caches: bool = True
+    """With keys, tenants do not share an engine's prefix cache: whether a prompt is cached would tell what others asked."""
+    cache_secret: SecretStr | None = None
+    """What the tenants' cache salts are made with; give all replicas the same. Without it each process makes its own."""
 
     @model_validator(mode="after")
     def _distinct(self) -> AuthSettings:

@@ -86,7 +86,7 @@ class Edge:
             await reply.fail(error)
         except AnswerCut as cut:
             if cut.in_band:
-                await reply.end_in_band(cut.error, mid_event=cut.mid_event)
+                await reply.end_in_band(cut.error)
             else:
                 reply.drop()
         except asyncio.CancelledError:
@@ -240,6 +240,8 @@ class Reply:
 
     async def start(self, status: int, headers: Headers) -> None:
         headers = [*headers, (b"x-request-id", self._ctx.request_id.encode("ascii"))]
+        if self._ctx.dropped_fields:
+            headers.append((b"x-serving-dropped-fields", ", ".join(self._ctx.dropped_fields).encode("ascii", "replace")))
         if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
             headers = [(name, value) for name, value in headers if name != b"cache-control"] + STREAM_HEADERS
         self.started = True
@@ -260,16 +262,16 @@ class Reply:
         await self.start(error.status, error_headers(error, len(body)))
         await self.send(body, last=True)
 
-    async def end_in_band(self, error: RequestError, *, mid_event: bool) -> None:
+    async def end_in_band(self, error: RequestError) -> None:
         """Say inside the stream that it broke off, and end it without `[DONE]`."""
-        await self.send(error_event(error, mid_event=mid_event), last=True)
+        await self.send(error_event(error, mid_event=self._mid_event), last=True)
 
     async def end_at_shutdown(self) -> None:
         error = Unavailable("The gateway is shutting down.", code="shutting_down", retry_after_seconds=1)
         if not self.started:
             await self.fail(error)
         elif not self._ended and self._ctx.stream:
-            await self.end_in_band(error, mid_event=self._mid_event)
+            await self.end_in_band(error)
 
     def drop(self) -> None:
         """End the connection inside the answer, so that it cannot look whole, and without waiting for a full buffer.

@@ -55,7 +55,13 @@ class RequestContext:
 
     tenant: str = ""
     body: bytes = b""
+    body_bytes: int = 0
+    """Size of the body as the client sent it."""
     document: dict[str, Any] = field(default_factory=dict)
+    dropped_fields: list[str] = field(default_factory=list)
+    """Members of the body that did not go to the engine."""
+    hides_usage: bool = False
+    """The stream's usage event was asked for by the gateway and is not the client's."""
     model: str = ""
     """Empty until it is known to be a model of this fleet, so that it can be a label."""
     stream: bool = False
@@ -68,6 +74,8 @@ class RequestContext:
     events: int = 0
     """Stream events that carried a choice."""
     usage: Usage = field(default_factory=Usage)
+    usage_estimated: bool = False
+    """The answer ended before the engine said its usage."""
     finish_reason: str = ""
     status: int = 0
     interruption: Outcome | None = None

@@ -1,26 +1,58 @@
-"""What a request's body asks for. The body is parsed once, here; the engine gets the client's own bytes."""
+"""What a request's body asks for, and what of it an engine may see.
+
+The body is parsed once, here. The engine gets the client's own bytes, but for members that only the gateway may set.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from serving.core.context import CHAT_COMPLETIONS, RequestContext
 from serving.core.errors import InvalidRequest
+from serving.engines.edit import edited
+from serving.settings import ParameterLimits
+
+GATEWAY_ONLY = frozenset(
+    (
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "request_id",
+        "session_id",
+        "priority",
+        "vllm_xargs",
+        "mm_payload",
+        "return_mm_kwargs",
+        "watermarking",
+        "previous_input_messages",
+        "enable_response_messages",
+        "return_prompt_text",
+        "truncate_prompt_tokens",
+    )
+)
+"""Privileges of whoever operates the engines: they name hosts, jump queues, pick ids, or cut prompts without a word."""
+GATEWAY_ONLY_PREFIX = "routed_experts"
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+"""Older names of structured output; vLLM ignores them, so they are said again in the words it knows."""
 
 
-def understand(ctx: RequestContext) -> str:
+@dataclass(slots=True)
+class Edit:
+    """What changes in a body: members that go, and members that are set last."""
+
+    drop: set[str] = field(default_factory=set)
+    put: dict[str, bytes] = field(default_factory=dict)
+
+
+def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     """Read the fields that the gateway acts on into `ctx` and return the model that is asked for.
 
     What only the engine acts on is passed through unjudged. Raises: InvalidRequest, naming the field.
     """
-    try:
-        document = orjson.loads(ctx.body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error.msg} (byte {error.pos}).", code="invalid_json") from None
-    if not isinstance(document, dict):
-        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    document = _parse(ctx.body)
     ctx.document = document
     model = document.get("model")
     if model is None:
@@ -35,7 +67,50 @@ def understand(ctx: RequestContext) -> str:
         _require(document, "messages", list, "an array of messages")
     else:
         _require(document, "prompt", (str, list), "a string or an array")
+    _check_limits(document, limits)
     return model
+
+
+def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
+    """Make `ctx.body` what the engine gets: the client's bytes with the smallest edit that is needed.
+
+    `cache_salt` keeps the prefix cache of a tenant apart; the client's own value never passes as it is.
+    """
+    document = ctx.document
+    edit = Edit()
+    edit.drop = {name for name in document if name in GATEWAY_ONLY or name.startswith(GATEWAY_ONLY_PREFIX)}
+    ctx.dropped_fields = sorted({name if name in GATEWAY_ONLY else GATEWAY_ONLY_PREFIX for name in edit.drop})
+    if ctx.stream:
+        _ask_for_usage(ctx, document, edit)
+    if cache_salt is not None:
+        edit.put["cache_salt"] = orjson.dumps(cache_salt)
+    if "structured_outputs" not in document and (guided := {v: document[k] for k, v in GUIDED.items() if document.get(k)}):
+        edit.put["structured_outputs"] = orjson.dumps(guided)
+    if edit.drop or edit.put:
+        ctx.body = edited(ctx.body, document, drop=edit.drop, put=edit.put)
+
+
+def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) -> None:
+    """A stream tells its usage only when it is asked; the event that it adds is for us when the client did not ask."""
+    options = document.get("stream_options")
+    if options is None:
+        options = {}
+    if not isinstance(options, dict):
+        raise InvalidRequest("The field 'stream_options' must be an object.", param="stream_options")
+    if options.get("include_usage"):
+        return
+    edit.put["stream_options"] = orjson.dumps({**options, "include_usage": True})
+    ctx.hides_usage = not options.get("continuous_usage_stats")
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error.msg} (byte {error.pos}).", code="invalid_json") from None
+    if not isinstance(document, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    return document
 
 
 def _require(document: dict[str, Any], name: str, kind: type | tuple[type, ...], words: str) -> None:
@@ -44,3 +119,25 @@ def _require(document: dict[str, Any], name: str, kind: type | tuple[type, ...],
         raise InvalidRequest(f"The field '{name}' is missing: it must be {words}.", param=name)
     if not isinstance(value, kind):
         raise InvalidRequest(f"The field '{name}' must be {words}.", param=name)
+
+
+def _check_limits(document: dict[str, Any], limits: ParameterLimits) -> None:
+    """Parameters that multiply an engine's memory or work are bounded before it sees them."""
+    for name, least, most in limits.bounds:
+        value = document.get(name)
+        if value is None or (name == "logprobs" and isinstance(value, bool)):
+            # In chat `logprobs` is a switch; its number is `top_logprobs`.
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequest(f"The field '{name}' must be an integer.", param=name)
+        if value < least or (most is not None and value > most):
+            right = f"at least {least}" if most is None else f"from {least} to {most}" if most >= least else "left out"
+            raise InvalidRequest(f"The field '{name}' must be {right} here.", param=name)
+    prompt = document.get("prompt")
+    if isinstance(prompt, list) and _prompts(prompt) > limits.prompts:
+        raise InvalidRequest(f"The field 'prompt' holds more than {limits.prompts} prompts.", param="prompt")
+
+
+def _prompts(prompt: Collection[Any]) -> int:
+    """How many prompts a list is: one where it is a list of token ids."""
+    return 1 if all(isinstance(item, int) for item in prompt) else len(prompt)

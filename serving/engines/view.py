@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import deque
 
+import orjson
+
 from serving.core.context import Usage
 
 _DATA_LINE = b"\ndata:"
@@ -14,6 +16,7 @@ _USAGE = b'"usage":'
 _FINISH_REASON = b'"finish_reason":"'
 _CARRY = len(_ERROR_EVENT) - 1
 _TAIL_BYTES = 256 * 1024
+_USAGE_EVENT_BYTES = 4096
 _DECODER = json.JSONDecoder()
 
 
@@ -63,6 +66,10 @@ class AnswerView:
         """The stream so far ends inside an event."""
         return bool(self._pieces) and not self._carry.endswith(b"\n\n")
 
+    def choice_events(self) -> int:
+        """Events that held a choice: all but the usage event, which comes last where it was asked for."""
+        return self.events - (b'"choices":[]' in self._tail()[-_USAGE_EVENT_BYTES:])
+
     def usage(self) -> Usage:
         """The usage object that came last; its fields are None where there was none or it makes no sense."""
         found = self._last_usage()
@@ -93,7 +100,7 @@ class AnswerView:
         # Inside a JSON string the quotes are escaped, so the pattern only matches a key.
         while (start := tail.rfind(_USAGE, 0, end)) >= 0:
             end = start
-            text = tail[start + len(_USAGE) : start + len(_USAGE) + 4096].decode("utf-8", "replace").lstrip()
+            text = tail[start + len(_USAGE) : start + len(_USAGE) + _USAGE_EVENT_BYTES].decode("utf-8", "replace").lstrip()
             if not text.startswith("{"):
                 continue
             try:
@@ -106,3 +113,52 @@ class AnswerView:
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+class HiddenUsage:
+    """Takes the usage event out of a stream whose client did not ask for it; all else passes byte for byte.
+
+    Only the bytes of an event that is not complete yet are kept back, and of those at most 64 KiB.
+    """
+
+    __slots__ = ("_held", "_open")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._open = True
+
+    def feed(self, data: bytes, *, last: bool) -> bytes:
+        """What of the stream may go out now. `last`: nothing more comes."""
+        if self._held:
+            data, self._held = self._held + data, b""
+        if last or not self._open:
+            return self._without(data) if self._open else data
+        if not data.endswith(b"\n\n"):
+            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+            self._held = data[end:]
+            data = data[:end]
+            if len(self._held) > _HELD_BYTES or b"\r\n\r\n" in self._held:
+                # Not the stream of an engine we know: let it through rather than hold it.
+                data, self._held, self._open = data + self._held, b"", False
+                return data
+        return self._without(data)
+
+    @staticmethod
+    def _without(data: bytes) -> bytes:
+        if _USAGE not in data:
+            return data
+        events = data.split(b"\n\n")
+        return b"\n\n".join(event for event in events if not _is_usage_event(event))
+
+
+_HELD_BYTES = 64 * 1024
+
+
+def _is_usage_event(event: bytes) -> bool:
+    if _USAGE not in event or not event.startswith(b"data:"):
+        return False
+    try:
+        document = orjson.loads(event[len(b"data:") :])
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(document, dict) and document.get("choices") == [] and isinstance(document.get("usage"), dict)

@@ -126,6 +126,7 @@ def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
+        "usage_estimated": ctx.usage_estimated,
     }
 
 

@@ -126,6 +126,12 @@ class Metrics:
             ("model", "pool", "kind"),
             registry=registry,
         )
+        self.tokens_estimated = Counter(
+            "serving_tokens_estimated",
+            "The part of serving_tokens that is an estimate, since the answer ended before the engine said its usage.",
+            ("model", "pool", "kind"),
+            registry=registry,
+        )
         self.usage_unknown = Counter(
             "serving_usage_unknown",
             "Answers whose token counts the engine did not say.",
@@ -188,6 +194,8 @@ class Metrics:
         ):
             if tokens is not None:
                 self.tokens.labels(*labels, kind).inc(tokens)
+                if ctx.usage_estimated:
+                    self.tokens_estimated.labels(*labels, kind).inc(tokens)
         if ctx.chunk_intervals is not None:
             self.ttft.observe(labels, ctx.first_byte - ctx.arrived)
             self.inter_chunk.add(labels, ctx.chunk_intervals, ctx.last_byte - ctx.first_byte)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
+import secrets
 
-from serving.core.errors import Unauthorized
+from serving.core.errors import InvalidRequest, Unauthorized
 from serving.settings import AuthSettings
 
 DEFAULT_TENANT = "default"
@@ -17,6 +19,23 @@ class Identities:
         self._tenants = {bytes.fromhex(key.sha256): key.tenant for key in settings.keys}
         if settings.api_key is not None:
             self._tenants[_digest(settings.api_key.get_secret_value())] = DEFAULT_TENANT
+        self._isolates = settings.isolate_caches and bool(self._tenants)
+        secret = settings.cache_secret
+        self._cache_secret = secret.get_secret_value().encode() if secret is not None else secrets.token_bytes(32)
+
+    def cache_salt(self, tenant: str, own: object) -> str | None:
+        """What keeps a tenant's cached prefixes apart, or None where tenants are not kept apart.
+
+        A keyed hash of the tenant and of the salt that the client itself gave, so that nobody can name another's. The same
+        on each gateway that has the same secret. Raises: InvalidRequest where the client's salt is not a string.
+        """
+        if own is not None and not isinstance(own, str):
+            raise InvalidRequest("The field 'cache_salt' must be a string.", param="cache_salt")
+        if not self._isolates and own is None:
+            return None
+        scope = tenant if self._isolates else ""
+        text = f"{len(scope)}:{scope}{own or ''}".encode("utf-8", "surrogatepass")
+        return hmac.new(self._cache_secret, text, hashlib.sha256).hexdigest()[:32]
 
     def identify(self, credential: str | None) -> str:
         """The tenant of a bearer credential. Raises: Unauthorized.

@@ -121,7 +121,7 @@ async def test_unfinished_body_is_logged(engine: ScriptedEngine) -> None:
     async with RawClient(engine.url) as client:
         await client.send(request_bytes(CHAT, WHOLE)[:-5])
         await client.send(b"")
-        while not engine.log.requests:  # noqa: ASYNC110  (no event marks a request that is incomplete)
+        while not engine.log.requests:  # no event marks a request that is incomplete
             await asyncio.sleep(0)
     await engine.log.requests[0].done.wait()
     assert engine.log.requests[0].outcome == "peer_closed" and not engine.log.requests[0].is_complete

@@ -34,7 +34,9 @@ async def test_an_answer_passes_unchanged(
     engine: ScriptedEngine, gateway_over: GatewayOver, path: str, body: dict[str, object], stream: bool
 ) -> None:
     async with gateway_over({"e1": engine}) as gateway:
-        response = await ask(gateway.url, path, body | {"stream": stream})
+        response = await ask(
+            gateway.url, path, body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
+        )
         assert response.status == 200
         assert response.end == "complete"
         assert response.body == body_written(engine)

@@ -1,0 +1,47 @@
+"""What an answer cost that ended before the engine could say so."""
+
+from __future__ import annotations
+
+from serving.core.context import CHAT_COMPLETIONS, RequestContext, Usage
+
+_WEIGHT = 0.05
+"""Of the newest request in the running means."""
+_TOKENS_PER_BYTE = 0.25
+"""Before anything is known of a model: English text has about four bytes a token."""
+
+
+class TokenEstimates:
+    """Learns, for each model, how many tokens a byte of a request and an event of a stream are worth.
+
+    With speculative decoding an event holds several tokens, so both are learned from answers whose usage is known.
+    """
+
+    def __init__(self) -> None:
+        self._tokens_per_byte: dict[str, float] = {}
+        self._tokens_per_event: dict[str, float] = {}
+
+    def learn(self, ctx: RequestContext) -> None:
+        """Take an ended request whose usage the engine said."""
+        usage = ctx.usage
+        if usage.prompt_tokens is None or usage.output_tokens is None:
+            return
+        if ctx.body_bytes:
+            _mix(self._tokens_per_byte, ctx.model, usage.prompt_tokens / ctx.body_bytes)
+        if ctx.stream and (events := _token_events(ctx)) > 0:
+            _mix(self._tokens_per_event, ctx.model, usage.output_tokens / events)
+
+    def estimate(self, ctx: RequestContext) -> Usage:
+        """The best guess for a request whose answer broke off: its prompt, and what was delivered."""
+        prompt = ctx.body_bytes * self._tokens_per_byte.get(ctx.model, _TOKENS_PER_BYTE)
+        output = _token_events(ctx) * self._tokens_per_event.get(ctx.model, 1.0) if ctx.stream else 0.0
+        return Usage(round(prompt), None, round(output))
+
+
+def _mix(means: dict[str, float], key: str, value: float) -> None:
+    before = means.get(key)
+    means[key] = value if before is None else before + _WEIGHT * (value - before)
+
+
+def _token_events(ctx: RequestContext) -> int:
+    """A chat's first event holds the role only."""
+    return max(0, ctx.events - (ctx.route is CHAT_COMPLETIONS))

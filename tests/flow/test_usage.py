@@ -1,0 +1,103 @@
+"""Usage is always known to the meter, and seen by a client only when it asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.doubles.raw_client import RawClient, ask, request_bytes
+from tests.doubles.script import Gate, Script, Usage
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import settled
+from tests.flow.conftest import GatewayOver, chat
+
+CHAT = "/v1/chat/completions"
+REPORTED = Usage(prompt_tokens=7, completion_tokens=12, cached_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "usage_events"),
+    [
+        (None, 0),
+        ({}, 0),
+        ({"include_usage": False}, 0),
+        ({"include_usage": True}, 1),
+        ({"include_usage": True, "continuous_usage_stats": True}, 7),
+    ],
+)
+@pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
+async def test_o_str_4_usage_is_shown_only_to_those_who_asked(
+    engine: ScriptedEngine, gateway_over: GatewayOver, route: str, options: dict[str, Any] | None, usage_events: int
+) -> None:
+    engine.script(Script(usage=REPORTED, chunks=5))
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": 5, "stream": True, "stream_options": options}
+    body |= {"messages": [{"role": "user", "content": "hi"}]} if route == CHAT else {"prompt": "hi"}
+    async with gateway_over({"e1": engine}) as gateway:
+        response = await ask(gateway.url, route, body)
+        assert response.is_done
+        shown = sum("usage" in event for event in response.data)
+        assert shown >= usage_events - (route != CHAT) if usage_events > 1 else shown == usage_events
+        assert sum(not event["choices"] for event in response.data) == min(usage_events, 1)
+        metrics = await gateway.metrics()
+        counted = {kind: metrics.sum("serving_tokens_total", kind=kind) for kind in ("prompt", "cached", "output")}
+        assert counted == {"prompt": 7, "cached": 5, "output": 12}
+
+
+async def test_only_the_usage_option_is_added_to_the_body(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    body = b'{"stream":true, "model":"tiny","messages":[{"role":"user","content":"\\u00e9"}],"seed":9007199254740993 }\n'
+    async with gateway_over({"e1": engine}) as gateway:
+        assert (await ask(gateway.url, CHAT, body)).is_done
+        assert engine.log.requests[0].body == body[:-2] + b',"stream_options":{"include_usage":true}}'
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_o_str_1_bytes_split_anywhere_pass_unchanged(engine: ScriptedEngine, gateway_over: GatewayOver, size: int) -> None:
+    stream = 'data: {"choices":[{"index":0,"delta":{"content":"你好🌍é"}}]}\n\n'.encode() * 3
+    usage = (
+        b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":12,"prompt_tokens_details":{"cached_tokens":5}}}\n\n'
+    )
+    text = stream + usage + b"data: [DONE]\n\n"
+    engine.default = Script(raw_is="body", raw=[(0.0, text[i : i + size]) for i in range(0, len(text), size)], usage=REPORTED)
+    async with gateway_over({"e1": engine}) as gateway:
+        assert (await ask(gateway.url, CHAT, chat(stream=True, stream_options={"include_usage": True}))).body == text
+        assert (await ask(gateway.url, CHAT, chat(stream=True))).body == stream + b"data: [DONE]\n\n"
+        assert (await gateway.metrics()).sum("serving_tokens_total", kind="output") == 24
+
+
+async def test_o_can_4_who_leaves_early_is_charged_what_was_delivered(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    prompt = "word " * 40
+    async with gateway_over({"e1": engine}) as gateway:
+        await ask(gateway.url, CHAT, chat(messages=[{"role": "user", "content": prompt}], stream=True))
+        known = await gateway.metrics()
+        gate = Gate(events=11)
+        engine.script(Script(gate=gate, chunks=100))
+        async with RawClient(gateway.url) as client:
+            await client.send(
+                request_bytes(CHAT, chat(messages=[{"role": "user", "content": prompt}], stream=True, max_tokens=100))
+            )
+            response = await client.read_head()
+            received = b""
+            async for piece in client.read_body(response):
+                received += piece
+                if received.count(b"\n\n") == 11:
+                    break
+
+        async def problems() -> list[str]:
+            metrics = await gateway.metrics()
+            output = metrics.sum("serving_tokens_estimated_total", kind="output")
+            more = metrics.sum("serving_tokens_total", kind="prompt") - known.sum("serving_tokens_total", kind="prompt")
+            prompt_tokens = known.sum("serving_tokens_total", kind="prompt")
+            right = output == 10 and abs(more - prompt_tokens) <= 0.1 * prompt_tokens
+            return [] if right else [f"output {output}, prompt {more} of {prompt_tokens}"]
+
+        await settled(problems)
+
+
+async def test_an_explicit_zero_stays_zero(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    engine.script(Script(usage=Usage(prompt_tokens=7, completion_tokens=0), chunks=2))
+    async with gateway_over({"e1": engine}) as gateway:
+        assert (await ask(gateway.url, CHAT, chat(stream=True))).is_done
+        metrics = await gateway.metrics()
+        assert metrics.sum("serving_tokens_total", kind="output") == 0
+        assert metrics.sum("serving_tokens_estimated_total") == 0

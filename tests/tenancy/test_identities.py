@@ -1,0 +1,79 @@
+"""A key belongs to a tenant; without keys everybody is the default one."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from pydantic import SecretStr
+
+from serving.api.edge import bearer
+from serving.core.errors import Unauthorized
+from serving.settings import AuthSettings, KeySettings
+from serving.tenancy.identities import DEFAULT_TENANT, Identities
+
+
+def key(tenant: str, text: str) -> KeySettings:
+    return KeySettings(tenant=tenant, sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+TWO_TENANTS = Identities(AuthSettings(keys=(key("red", "red-key"), key("red", "red-key-2"), key("blue", "blue-key"))))
+
+
+@pytest.mark.parametrize("credential", [None, "", "anything"])
+def test_without_keys_everybody_is_the_default_tenant(credential: str | None) -> None:
+    assert Identities(AuthSettings()).identify(credential) == DEFAULT_TENANT
+
+
+@pytest.mark.parametrize(("credential", "tenant"), [("red-key", "red"), ("red-key-2", "red"), ("blue-key", "blue")])
+def test_a_key_belongs_to_its_tenant(credential: str, tenant: str) -> None:
+    assert TWO_TENANTS.identify(credential) == tenant
+
+
+@pytest.mark.parametrize("credential", ["", "RED-KEY", "red-key ", "red-ke", "\udcff", hashlib.sha256(b"red-key").hexdigest()])
+def test_what_is_no_key_is_refused(credential: str) -> None:
+    with pytest.raises(Unauthorized) as caught:
+        TWO_TENANTS.identify(credential)
+    assert (caught.value.status, caught.value.error_code) == (401, "invalid_api_key")
+    assert caught.value.headers == {"www-authenticate": "Bearer"}
+
+
+def test_a_missing_key_is_told_from_a_wrong_one() -> None:
+    with pytest.raises(Unauthorized) as caught:
+        TWO_TENANTS.identify(None)
+    assert caught.value.error_code == "missing_api_key"
+    assert caught.value.headers == {"www-authenticate": "Bearer"}
+
+
+def test_a_refusal_does_not_repeat_the_key() -> None:
+    with pytest.raises(Unauthorized) as caught:
+        TWO_TENANTS.identify("sk-mistyped")
+    assert "sk-mistyped" not in caught.value.message
+
+
+def test_one_plain_key_is_the_default_tenants() -> None:
+    identities = Identities(AuthSettings(api_key=SecretStr("plain")))
+    assert identities.identify("plain") == DEFAULT_TENANT
+    with pytest.raises(Unauthorized):
+        identities.identify("other")
+
+
+def test_the_plain_key_stands_beside_the_hashed_ones() -> None:
+    identities = Identities(AuthSettings(api_key=SecretStr("plain"), keys=(key("red", "red-key"),)))
+    assert [identities.identify(text) for text in ("plain", "red-key")] == [DEFAULT_TENANT, "red"]
+
+
+@pytest.mark.parametrize("text", ["schlüssel", "鍵", "with space"])
+def test_any_text_may_be_a_key(text: str) -> None:
+    credential = bearer(b"Bearer " + text.encode())
+    assert Identities(AuthSettings(keys=(key("red", text),))).identify(credential) == "red"
+
+
+def test_a_plain_key_with_a_newline_from_its_file_can_be_used() -> None:
+    identities = Identities(AuthSettings(api_key=SecretStr("plain\n")))
+    assert identities.identify(bearer(b"Bearer plain")) == DEFAULT_TENANT
+
+
+def test_no_key_stands_in_an_identities_attributes() -> None:
+    identities = Identities(AuthSettings(api_key=SecretStr("plain")))
+    assert "plain" not in repr(vars(identities))

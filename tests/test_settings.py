@@ -1,0 +1,317 @@
+"""Settings come from the environment and one file; what is wrong is named, and no secret is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from serving.core.errors import ConfigurationError
+from serving.settings import EndpointSettings, load_settings
+
+SECRET = "sk-never-shown"
+ENDPOINTS = '[{"name": "e1", "url": "http://engine:8000", "model": "tiny"}]'
+
+WriteFile = Callable[[str], Path]
+SetVariable = Callable[[str, str], None]
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("SERVING_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file_with(tmp_path: Path) -> WriteFile:
+    def write(text: str) -> Path:
+        path = tmp_path / "gateway.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def set_variable(monkeypatch: pytest.MonkeyPatch) -> SetVariable:
+    return monkeypatch.setenv
+
+
+def complaint(path: Path | None = None) -> str:
+    """What the operator reads about wrong settings."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(path)
+    return str(caught.value)
+
+
+# Where values come from
+
+
+def test_without_file_and_variables_all_has_a_default() -> None:
+    settings = load_settings()
+    assert (settings.server.port, settings.endpoints, settings.auth.api_key) == (8000, (), None)
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n"])
+def test_an_empty_file_changes_nothing(file_with: WriteFile, text: str) -> None:
+    assert load_settings(file_with(text)) == load_settings()
+
+
+def test_a_variable_overrides_its_own_field_only(file_with: WriteFile, set_variable: SetVariable) -> None:
+    path = file_with("server: {port: 1111, host: 0.0.0.0}\nlimits: {in_flight: 7}\n")
+    set_variable("SERVING_SERVER__PORT", "2222")
+    settings = load_settings(path)
+    assert (settings.server.port, settings.server.host, settings.limits.in_flight) == (2222, "0.0.0.0", 7)
+
+
+def test_a_variable_names_all_endpoints_as_json(file_with: WriteFile, set_variable: SetVariable) -> None:
+    path = file_with("endpoints: [{name: other, url: 'http://other:1', model: m}]\n")
+    set_variable("SERVING_ENDPOINTS", ENDPOINTS)
+    assert [endpoint.name for endpoint in load_settings(path).endpoints] == ["e1"]
+
+
+def test_the_command_lines_own_variables_are_no_mistake(set_variable: SetVariable) -> None:
+    set_variable("SERVING_CACHE_DIR", "somewhere")
+    set_variable("SERVING_CATALOG_DIR", "somewhere")
+    load_settings()
+
+
+def test_settings_are_frozen() -> None:
+    settings = load_settings()
+    for section, field, value in ((settings, "endpoints", ()), (settings.server, "port", 1)):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(section, field, value)
+
+
+# What is wrong is named
+
+
+def test_an_unknown_section_is_refused_with_the_nearest_name(file_with: WriteFile) -> None:
+    path = file_with("sever: {port: 1}\n")
+    assert complaint(path) == f"{path}: sever: is not a setting; did you mean server?"
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_name(file_with: WriteFile) -> None:
+    path = file_with("server: {prot: 1}\n")
+    assert complaint(path) == f"{path}: server.prot: is not a setting; did you mean server.port?"
+
+
+def test_an_unknown_field_like_no_other_gets_no_advice(file_with: WriteFile) -> None:
+    path = file_with("server: {zzz: 1}\n")
+    assert complaint(path) == f"{path}: server.zzz: is not a setting"
+
+
+def test_an_unknown_field_of_an_endpoint_is_refused(file_with: WriteFile) -> None:
+    path = file_with("endpoints: [{name: e1, url: 'http://engine:1', model: m, modell: m}]\n")
+    assert complaint(path).startswith(f"{path}: endpoints.0.modell: is not a setting")
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_name(set_variable: SetVariable) -> None:
+    set_variable("SERVING_SERVER__PROT", "1")
+    assert complaint() == "environment: SERVING_SERVER__PROT is not a setting; did you mean SERVING_SERVER__PORT?"
+
+
+def test_every_mistake_of_a_file_is_named(file_with: WriteFile) -> None:
+    path = file_with("server: {port: 70000, host: [a]}\nrelay: {max_attempts: 4}\n")
+    lines = complaint(path).splitlines()
+    assert sorted(line.removeprefix(f"{path}: ").partition(":")[0] for line in lines) == [
+        "relay.max_attempts",
+        "server.host",
+        "server.port",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("server: {port: -1}", "server.port"),
+        ("server: {port: http}", "server.port"),
+        ("server: [1]", "server"),
+        ("server:", "server"),
+        ("limits: {in_flight: 0}", "limits.in_flight"),
+        ("limits: {body_bytes: 1.5}", "limits.body_bytes"),
+        ("relay: {connect_timeout_seconds: 0}", "relay.connect_timeout_seconds"),
+        ("relay: {idle_timeout_seconds: .nan}", "relay.idle_timeout_seconds"),
+        ("tracing: {sample_ratio: 2}", "tracing.sample_ratio"),
+        ("logging: {level: loud}", "logging.level"),
+        ("endpoints: {}", "endpoints"),
+        ("endpoints: [{}]", "endpoints.0.name"),
+        ("endpoints: [{name: 'Not a label', url: 'http://e:1', model: m}]", "endpoints.0.name"),
+        ("endpoints: [{name: e1, url: 'http://e:1', model: ''}]", "endpoints.0.model"),
+        ("auth: {keys: [{tenant: a, sha256: 'ABC'}]}", "auth.keys.0.sha256"),
+    ],
+)
+def test_a_wrong_value_is_named_by_file_and_field(file_with: WriteFile, text: str, field: str) -> None:
+    path = file_with(text)
+    assert complaint(path).startswith(f"{path}: {field}: ")
+
+
+def test_a_wrong_variable_is_named_even_beside_a_file(file_with: WriteFile, set_variable: SetVariable) -> None:
+    set_variable("SERVING_SERVER__PORT", "http")
+    assert complaint(file_with("")).startswith("SERVING_SERVER__PORT: server.port: ")
+
+
+def test_a_variable_that_is_not_json_is_named(set_variable: SetVariable) -> None:
+    set_variable("SERVING_ENDPOINTS", "http://engine:8000")
+    assert "SERVING_ENDPOINTS" in complaint()
+
+
+def test_a_wrong_value_inside_a_json_variable_names_the_variable(file_with: WriteFile, set_variable: SetVariable) -> None:
+    set_variable("SERVING_ENDPOINTS", ENDPOINTS.replace("http:", "ftp:"))
+    assert complaint(file_with("")).startswith("SERVING_ENDPOINTS: endpoints.0.url: ")
+
+
+@pytest.mark.parametrize("text", ["- a\n", "just text\n", "1\n"])
+def test_a_file_that_is_no_mapping_is_refused(file_with: WriteFile, text: str) -> None:
+    path = file_with(text)
+    assert complaint(path).startswith(f"{path}: must be a mapping of sections")
+
+
+@pytest.mark.parametrize("text", ["a: [\n", "a: b: c\n", "x: !!python/object/apply:os.getcwd []\n", "a: \x00\n"])
+def test_a_file_that_is_not_yaml_is_refused(file_with: WriteFile, text: str) -> None:
+    path = file_with(text)
+    assert complaint(path).startswith(f"{path}: is not YAML")
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_bytes(b"\xff\xfe\xfa")
+    assert complaint(path).startswith(f"{path}: is not YAML")
+
+
+def test_a_section_whose_name_is_not_text_is_refused(file_with: WriteFile) -> None:
+    path = file_with("1: 2\n")
+    assert complaint(path).startswith(f"{path}: ")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing.yaml"
+    assert complaint(path) == f"{path}: cannot be read: No such file or directory"
+
+
+# Endpoints
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "engine:8000",
+        "https://engine:8000",
+        "http://",
+        "http://:8000",
+        "http://engine:port",
+        "http://engine:99999",
+        "http://[::1:8000",
+        "http://engine:8000/v1",
+        "http://engine:8000?x=1",
+        "http://engine:8000#x",
+        "http://user@engine:8000",
+        "unix:relative.sock",
+        "unix://host/engine.sock",
+        "http://engine..svc:8000",
+        "",
+    ],
+)
+def test_an_address_that_cannot_be_an_engines_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError):
+        EndpointSettings(name="e1", url=url, model="m")
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("http://engine:8000", "http://engine:8000"),
+        ("http://engine:8000/", "http://engine:8000"),
+        ("http://engine", "http://engine"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+        ("unix:/run/engine.sock", "unix:/run/engine.sock"),
+        ("unix:///run/engine.sock", "unix:///run/engine.sock"),
+    ],
+)
+def test_an_engines_address_is_taken(url: str, kept: str) -> None:
+    assert EndpointSettings(name="e1", url=url, model="m").url == kept
+
+
+def test_two_endpoints_of_one_name_are_refused(file_with: WriteFile) -> None:
+    one = "{name: e1, url: 'http://engine:1', model: m}"
+    path = file_with(f"endpoints: [{one}, {one}]\n")
+    assert complaint(path) == f"{path}: endpoints: the name 'e1' is given twice"
+
+
+# Secrets
+
+
+def test_one_key_listed_twice_is_refused(file_with: WriteFile) -> None:
+    sha256 = "ab" * 32
+    path = file_with(f"auth: {{keys: [{{tenant: a, sha256: {sha256}}}, {{tenant: b, sha256: {sha256}}}]}}\n")
+    message = complaint(path)
+    assert "listed twice" in message
+    assert sha256 not in message
+
+
+@pytest.mark.parametrize("value", ["", "  ", "\n"])
+def test_an_empty_key_does_not_mean_no_key(set_variable: SetVariable, value: str) -> None:
+    set_variable("SERVING_AUTH__API_KEY", value)
+    assert "auth: api_key: is empty" in complaint()
+
+
+def test_the_key_is_in_no_rendering_of_the_settings(set_variable: SetVariable) -> None:
+    set_variable("SERVING_AUTH__API_KEY", SECRET)
+    settings = load_settings()
+    assert settings.auth.api_key is not None
+    assert settings.auth.api_key.get_secret_value() == SECRET
+    for rendered in (repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump())):
+        assert SECRET not in rendered
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"auth: {{api_key: [{SECRET}]}}",
+        f"auth: {{api_key: {{{SECRET}: {SECRET}}}}}",
+        f"auth: {SECRET}",
+        f"auth: {{keys: [{{tenant: a, sha256: {SECRET}}}]}}",
+        f"auth: {{keys: {SECRET}}}",
+        f"auth:\n  api_key: '{SECRET}\n",
+        f"auth:\n  api_key: {SECRET}: x\n",
+        f"endpoints: [{{name: e1, url: 'http://user:{SECRET}@engine:1', model: m}}]",
+    ],
+)
+def test_no_error_about_a_file_shows_a_secret(file_with: WriteFile, text: str) -> None:
+    assert SECRET not in complaint(file_with(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SERVING_AUTH", f'{{"api_key": ["{SECRET}"]}}'),
+        ("SERVING_AUTH", SECRET),
+        ("SERVING_AUTH__KEYS", f"[{SECRET}"),
+        ("SERVING_AUTH__KEYS", f'[{{"tenant": "a", "sha256": "{SECRET}"}}]'),
+        ("SERVING_ENDPOINTS", f"{{bad {SECRET}"),
+        ("SERVING_ENDPOINTS", f'["{SECRET}"]'),
+        ("SERVING_ENDPOINTS", f'[{{"name": "e1", "url": "http://u:{SECRET}@engine:1", "model": "m"}}]'),
+        ("SERVING_SERVER__PORT", SECRET),
+        ("SERVING_AUTH__API_KEYY", SECRET),
+    ],
+)
+def test_no_error_about_a_variable_shows_its_value(set_variable: SetVariable, name: str, value: str) -> None:
+    set_variable(name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None, "a traceback would show the value"
+
+
+def test_each_field_can_be_given_by_a_variable(set_variable: SetVariable) -> None:
+    defaults = load_settings()
+    for section, values in defaults.model_dump(exclude={"auth", "endpoints"}).items():
+        for field, value in values.items():
+            if value is not None:
+                set_variable(f"SERVING_{section}__{field}".upper(), str(value))
+    assert load_settings() == defaults
