@@ -212,7 +212,7 @@ class Pipeline:
         """Pass the answer's bytes on as they come. There is no way back from the first one."""
         ctx = passage.ctx
         ctx.status = answer.status
-        view = passage.view = AnswerView(is_stream=answer.is_stream)
+        view = passage.view = AnswerView(ctx.route.dialect, is_stream=answer.is_stream)
         bounds = self._metrics.inter_chunk.bounds_seconds
         intervals = ctx.chunk_intervals = self._metrics.inter_chunk.new_row() if answer.is_stream else None
         hidden = HiddenUsage() if ctx.hides_usage and answer.is_stream else None

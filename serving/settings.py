@@ -41,6 +41,31 @@ def _engine_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _secret_lines(text: bytes) -> list[str]:
+    """One secret a line, as the engine's guard reads them. Raises: ValueError, without the secret in its words."""
+    lines = [line for line in map(bytes.strip, text.splitlines()) if line]
+    if not lines:
+        raise ValueError("holds no secret; leave it out to send none")
+    if not all(0x21 <= byte <= 0x7E for line in lines for byte in line):
+        raise ValueError("a secret must be printable ASCII without spaces, since it travels in a header")
+    return [line.decode("ascii") for line in lines]
+
+
+def _one_secret(secret: SecretStr) -> SecretStr:
+    lines = _secret_lines(os.fsencode(secret.get_secret_value()))
+    if len(lines) > 1:
+        raise ValueError("holds more than one secret; a gateway sends one")
+    return SecretStr(lines[0])
+
+
+def _secret_file(path: Path) -> Path:
+    try:
+        _secret_lines(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    return path
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -113,6 +138,25 @@ class RelaySettings(_Section):
     """Reading from an engine pauses while a client has this much outstanding."""
     error_body_bytes: Count = 64 * 1024
     """How much of an engine's error answer is read to translate it."""
+    engine_secret: Annotated[SecretStr, AfterValidator(_one_secret)] | None = None
+    """What engines with our guard want to see; sent to every engine. Give it by environment, not in a file."""
+    engine_secret_file: Annotated[Path, AfterValidator(_secret_file)] | None = None
+    """A file with the secret in its first line, in place of `engine_secret`; read at the start."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> RelaySettings:
+        if self.engine_secret is not None and self.engine_secret_file is not None:
+            raise ValueError("engine_secret and engine_secret_file are both given; give one of them")
+        return self
+
+    def sent_secret(self) -> str | None:
+        """The secret that goes to the engines, from wherever it comes. Raises: ConfigurationError."""
+        if self.engine_secret_file is None:
+            return None if self.engine_secret is None else self.engine_secret.get_secret_value()
+        try:
+            return _secret_lines(self.engine_secret_file.read_bytes())[0]
+        except (OSError, ValueError) as error:  # it was right when the settings were read
+            raise ConfigurationError(f"relay.engine_secret_file: {self.engine_secret_file} is gone: {error}") from None
 
 
 class ProbeSettings(_Section):
@@ -213,13 +257,48 @@ class Settings(BaseSettings):
         return (env_settings, init_settings)
 
 
-PROCESS_VARIABLES = frozenset({"SERVING_CACHE_DIR", "SERVING_CATALOG_DIR"})
-"""Variables of the command line (where models and the catalog lie) that are not fields of `Settings`."""
+ENGINE_SECRET = "SERVING_ENGINE_SECRET"
+ENGINE_SECRET_FILE = "SERVING_ENGINE_SECRET_FILE"
+"""Where an engine's guard finds the secret that it asks for: a value, or a file with one secret a line."""
+PROCESS_VARIABLES = frozenset({"SERVING_CACHE_DIR", "SERVING_CATALOG_DIR", ENGINE_SECRET, ENGINE_SECRET_FILE})
+"""Variables of the command line and the engine (where models and the catalog lie, what guards the engine) that are not fields
+of `Settings`."""
 
 
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `additions` over it, for a process that it starts."""
     return {**os.environ, **additions}
+
+
+def engine_environment(additions: Mapping[str, str], *, secret: str | None = None) -> dict[str, str]:
+    """The same for an engine: without the gateway's settings, for which it has no use and among which are keys.
+
+    The guard's variables are handed on as they are, or replaced by `secret`.
+    """
+    kept = (ENGINE_SECRET, ENGINE_SECRET_FILE) if secret is None else ()
+    inherited = {n: v for n, v in os.environ.items() if n in kept or not n.upper().startswith(PREFIX)}
+    return {**inherited, **additions, **({} if secret is None else {ENGINE_SECRET: secret})}
+
+
+def engine_secret_is_given() -> bool:
+    """Whether this process's environment holds a secret for an engine's guard.
+
+    Raises:
+        ConfigurationError: it cannot be used, or its variable is misspelt: the engine would be open without anybody knowing.
+    """
+    _refuse_unknown_variables(os.environ)
+    value, path = os.environ.get(ENGINE_SECRET), os.environ.get(ENGINE_SECRET_FILE)
+    if value is not None and path is not None:
+        raise ConfigurationError(f"environment: {ENGINE_SECRET} and {ENGINE_SECRET_FILE} are both set; set one of them")
+    name = ENGINE_SECRET if path is None else ENGINE_SECRET_FILE
+    try:
+        if path is not None:
+            _secret_file(Path(path))
+        elif value is not None:
+            _secret_lines(os.fsencode(value))
+    except ValueError as error:
+        raise ConfigurationError(f"environment: {name}: {error}") from None
+    return value is not None or path is not None
 
 
 def cache_dir() -> Path:

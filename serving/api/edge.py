@@ -16,7 +16,7 @@ from typing import Any
 
 from serving.api.errors import error_body, error_event, error_headers, internal_fault
 from serving.core.clock import monotonic
-from serving.core.context import ROUTES, Headers, RequestContext, Route
+from serving.core.context import Headers, RequestContext
 from serving.core.errors import (
     BodyTooLarge,
     ClientGone,
@@ -27,6 +27,7 @@ from serving.core.errors import (
     UnsupportedMedia,
 )
 from serving.core.outcomes import Outcome
+from serving.core.routes import ROUTES, Route
 from serving.pipeline import AnswerCut, Pipeline
 from serving.settings import LimitSettings, RelaySettings
 

@@ -7,27 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from serving.core.outcomes import Outcome
+from serving.core.routes import Route
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A published route that engines answer."""
-
-    name: str
-    """Label in metrics and logs."""
-    path: str
-    path_bytes: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path_bytes", self.path.encode())
-
-
-CHAT_COMPLETIONS = Route("chat_completions", "/v1/chat/completions")
-COMPLETIONS = Route("completions", "/v1/completions")
-ROUTES = {route.path: route for route in (CHAT_COMPLETIONS, COMPLETIONS)}
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
-from serving.core.context import CHAT_COMPLETIONS, RequestContext
+from serving.core.context import RequestContext
 from serving.core.errors import InvalidRequest
+from serving.core.routes import Field
 from serving.engines.edit import edited
 from serving.settings import ParameterLimits
 
@@ -63,10 +64,8 @@ def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
     ctx.stream = bool(stream)
-    if ctx.route is CHAT_COMPLETIONS:
-        _require(document, "messages", list, "an array of messages")
-    else:
-        _require(document, "prompt", (str, list), "a string or an array")
+    for required in ctx.route.required:
+        _require(document, required)
     _check_limits(document, limits)
     return model
 
@@ -80,7 +79,7 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
     edit = Edit()
     edit.drop = {name for name in document if name in GATEWAY_ONLY or name.startswith(GATEWAY_ONLY_PREFIX)}
     ctx.dropped_fields = sorted({name if name in GATEWAY_ONLY else GATEWAY_ONLY_PREFIX for name in edit.drop})
-    if ctx.stream:
+    if ctx.stream and ctx.route.usage_option:
         _ask_for_usage(ctx, document, edit)
     if cache_salt is not None:
         edit.put["cache_salt"] = orjson.dumps(cache_salt)
@@ -113,11 +112,12 @@ def _parse(body: bytes) -> dict[str, Any]:
     return document
 
 
-def _require(document: dict[str, Any], name: str, kind: type | tuple[type, ...], words: str) -> None:
+def _require(document: dict[str, Any], required: Field) -> None:
+    name, words = required.name, required.words
     value = document.get(name)
     if value is None:
         raise InvalidRequest(f"The field '{name}' is missing: it must be {words}.", param=name)
-    if not isinstance(value, kind):
+    if not isinstance(value, required.kinds):
         raise InvalidRequest(f"The field '{name}' must be {words}.", param=name)
 
 

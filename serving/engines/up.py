@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from serving.core.errors import ConfigurationError
 from serving.engines.kept import Program, answers_ok, rotate_log
 from serving.engines.launch import prepare_engine, require_free_port
 from serving.engines.supervise import Screen, StopSignals, Supervisor
-from serving.settings import PREFIX, EndpointSettings, Settings, cache_dir, child_environment, load_settings
+from serving.settings import EndpointSettings, Settings, cache_dir, child_environment, engine_environment, load_settings
 
 ENGINE_HOST = "127.0.0.1"
 ENDPOINT_NAME = "local"
@@ -27,6 +27,7 @@ STOP_MARGIN_SECONDS = 3.0
 """Beyond the gateway's own time to drain, for the end of its process."""
 ENGINE_FIRST_DELAY_SECONDS = 1.0
 GATEWAY_FIRST_DELAY_SECONDS = 0.0
+SECRET_BYTES = 32
 QUESTION = "What is the capital of France?"
 
 
@@ -74,6 +75,9 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
     require_free_port(ENGINE_HOST, options.engine_port, "--engine-port")
     profile = find_profile(load_catalog(options.catalog_root), options.profile)
     endpoints = _with_local(settings, options.engine_port, profile)
+    # One secret goes to all engines of a gateway: where the user's other endpoints want theirs, the local engine takes it too.
+    given = settings.relay.sent_secret()
+    secret = given or secrets.token_urlsafe(SECRET_BYTES)
     command = prepare_engine(
         options.profile,
         catalog_root=options.catalog_root,
@@ -81,12 +85,13 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         host=ENGINE_HOST,
         port=options.engine_port,
         report=screen.say,
+        guard=True,
     )
     log_dir = options.log_dir if options.log_dir is not None else cache_dir() / "logs"
     engine = Program(
         name="engine",
         argv=command.argv,
-        environment=_engine_environment(command.environment),
+        environment=engine_environment(command.environment, secret=secret),
         log_path=_fresh_log(log_dir / f"engine-{options.engine_port}.log"),
         host=ENGINE_HOST,
         port=options.engine_port,
@@ -99,6 +104,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         argv=_gateway_argv(options.config),
         environment=child_environment(
             {"SERVING_ENDPOINTS": endpoints, "SERVING_SERVER__HOST": host, "SERVING_SERVER__PORT": str(port)}
+            | ({} if given else {"SERVING_RELAY__ENGINE_SECRET": secret})
         ),
         log_path=_fresh_log(log_dir / f"gateway-{port}.log"),
         host=_reachable(host),
@@ -128,7 +134,8 @@ def announcement(engine: Program, gateway: Program, model: str, *, with_key: boo
         (
             "",
             f"gateway  {base}/v1  (log: {gateway.log_path})",
-            f"engine   http://{_authority(engine)}  (log: {engine.log_path})",
+            f"engine   http://{_authority(engine)}/metrics  (log: {engine.log_path})",
+            "         Only /metrics and /health of it are open; the rest answers the gateway alone.",
             "",
             "Ask it, at once or as a stream:",
             f"curl -sS {ask} -d {shlex.quote(json.dumps(question))}",
@@ -163,12 +170,6 @@ def _with_local(settings: Settings, engine_port: int, profile: Profile) -> str:
     except ValidationError as error:
         raise ConfigurationError(f"profile {profile.name}: cannot be an endpoint: {error.errors()[0]['msg']}") from None
     return json.dumps([endpoint.model_dump(mode="json") for endpoint in (*settings.endpoints, local)])
-
-
-def _engine_environment(additions: Mapping[str, str]) -> dict[str, str]:
-    """Without the gateway's settings: the engine has no use for them, and the API key is among them."""
-    inherited = {name: value for name, value in child_environment({}).items() if not name.upper().startswith(PREFIX)}
-    return inherited | dict(additions)
 
 
 def _gateway_argv(config: Path | None) -> tuple[str, ...]:

@@ -8,13 +8,11 @@ from collections import deque
 import orjson
 
 from serving.core.context import Usage
+from serving.core.routes import Dialect
 
 _DATA_LINE = b"\ndata:"
-_ERROR_EVENT = b'\ndata: {"error"'
-_DONE = b"\ndata: [DONE]"
 _USAGE = b'"usage":'
 _FINISH_REASON = b'"finish_reason":"'
-_CARRY = len(_ERROR_EVENT) - 1
 _TAIL_BYTES = 256 * 1024
 _USAGE_EVENT_BYTES = 4096
 _DECODER = json.JSONDecoder()
@@ -26,14 +24,30 @@ class AnswerView:
     Holds at most 256 KiB beyond the newest piece.
     """
 
-    __slots__ = ("_carry", "_pieces", "_pieces_bytes", "done", "events", "failed", "is_stream")
+    __slots__ = (
+        "_carry",
+        "_carry_bytes",
+        "_dialect",
+        "_done",
+        "_error",
+        "_pieces",
+        "_pieces_bytes",
+        "done",
+        "events",
+        "failed",
+        "is_stream",
+    )
 
-    def __init__(self, *, is_stream: bool) -> None:
+    def __init__(self, dialect: Dialect, *, is_stream: bool) -> None:
+        self._dialect = dialect
+        self._done = tuple(b"\n" + mark for mark in dialect.done)
+        self._error = tuple(b"\n" + mark for mark in dialect.error)
+        self._carry_bytes = max(map(len, self._done + self._error)) - 1
         self.is_stream = is_stream
         self.events = 0
-        """`data:` lines so far, `[DONE]` not counted."""
+        """`data:` lines so far, the one that says it is done not counted."""
         self.done = False
-        """The stream said `[DONE]`."""
+        """The stream said that it is whole."""
         self.failed = False
         """The stream held an error event."""
         self._carry = b"\n"
@@ -52,14 +66,13 @@ class AnswerView:
         text = carry + data
         # What lies wholly inside the carried bytes was counted with the piece before.
         lines = text.count(_DATA_LINE) - carry.count(_DATA_LINE)
-        if lines or not self.done:
-            if _DONE in text and not self.done:
-                self.done = True
-                lines -= 1
-            if _ERROR_EVENT in text:
-                self.failed = True
+        if not self.done and any(mark in text for mark in self._done):
+            self.done = True
+            lines -= 1
+        if any(mark in text for mark in self._error):
+            self.failed = True
         self.events += lines
-        self._carry = text[-_CARRY:]
+        self._carry = text[-self._carry_bytes :]
 
     @property
     def mid_event(self) -> bool:
@@ -75,9 +88,10 @@ class AnswerView:
         found = self._last_usage()
         if found is None:
             return Usage()
-        details = found.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else None
-        return Usage(_count(found.get("prompt_tokens")), _count(cached), _count(found.get("completion_tokens")))
+        cached: object = found
+        for key in self._dialect.cached_path:
+            cached = cached.get(key) if isinstance(cached, dict) else None
+        return Usage(_count(found.get(self._dialect.prompt_key)), _count(cached), _count(found.get(self._dialect.output_key)))
 
     def finish_reason(self) -> str:
         """The finish reason that came last, or an empty string."""

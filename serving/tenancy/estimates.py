@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serving.core.context import CHAT_COMPLETIONS, RequestContext, Usage
+from serving.core.context import RequestContext, Usage
 
 _WEIGHT = 0.05
 """Of the newest request in the running means."""
@@ -43,5 +43,4 @@ def _mix(means: dict[str, float], key: str, value: float) -> None:
 
 
 def _token_events(ctx: RequestContext) -> int:
-    """A chat's first event holds the role only."""
-    return max(0, ctx.events - (ctx.route is CHAT_COMPLETIONS))
+    return max(0, ctx.events - ctx.route.silent_events)

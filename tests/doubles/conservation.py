@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from serving.core.context import ROUTES
 from serving.core.outcomes import AttemptResult
+from serving.core.routes import ROUTES
 from serving.settings import Settings
 from tests.doubles.engine_log import Record
 from tests.doubles.running_gateway import MetricValues, RunningGateway

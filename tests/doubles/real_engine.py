@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +45,15 @@ def is_installed() -> bool:
 
 
 @contextlib.contextmanager
-def running_engine(model: Path, log: Path, arguments: Sequence[str] = (), max_model_len: int = 4096) -> Iterator[RealEngine]:
-    """Start vLLM, yield it when it is healthy, and leave no process behind."""
+def running_engine(
+    model: Path,
+    log: Path,
+    arguments: Sequence[str] = (),
+    max_model_len: int = 4096,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[RealEngine]:
+    """Start vLLM, yield it when it is healthy, and leave no process behind. `environment` goes over the inherited one."""
+    given = os.environ | dict(environment or {})
     port = _free_port()
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"),
@@ -56,8 +63,8 @@ def running_engine(model: Path, log: Path, arguments: Sequence[str] = (), max_mo
         *("--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details"),
         *("--fail-on-environ-validation", *arguments),
     ]
-    python_path = os.pathsep.join(filter(None, (str(UNSPINNING), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": python_path}
+    python_path = os.pathsep.join(filter(None, (str(UNSPINNING), given.get("PYTHONPATH"))))
+    environment = given | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": python_path}
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from serving.core.context import CHAT_COMPLETIONS, COMPLETIONS, RequestContext, Route
+from serving.core.context import RequestContext
 from serving.core.errors import InvalidRequest
+from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, Route
 from serving.engines.body import understand
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi."}]}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from serving.core.context import CHAT_COMPLETIONS, COMPLETIONS, RequestContext, Route
+from serving.core.context import RequestContext
+from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, Route
 from serving.engines.relay import Answer, EngineRefused, Relay
 from serving.engines.wire import AnswerTimedOut, BrokenAnswer, StaleConnection, Unreachable, WireError
 from serving.settings import RelaySettings
