@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from serving.core.context import Headers, RequestContext
-from serving.engines.wire import Address, AnswerTimedOut, Connection, Exchange, Pool
+from serving.engines.wire import Address, AnswerTimedOut, Connection, Exchange, Pool, WireError
 from serving.settings import RelaySettings
 
 SWEEP_SECONDS = 0.25

@@ -353,12 +353,10 @@ async def test_a_probe_takes_no_kept_connection(relay: Relay, engine: ScriptedEn
     assert engine.accepted_connections == 2
 
 
-async def test_an_answer_too_long_to_be_read_is_not_handed_on_as_whole(engine: ScriptedEngine) -> None:
-    models = [f"adapter-{number}" for number in range(300)]
-    engine.models += models
-    async with relay_with(error_body_bytes=1000) as relay:
-        try:
-            _, body = await relay.get(engine.url, "/v1/models", timeout_seconds=5)
-        except WireError:
-            return
-        assert json.loads(body)["data"][-1]["id"] == models[-1]
+async def test_an_answer_too_long_to_be_read_is_not_handed_on_as_whole(relay: Relay, engine: ScriptedEngine) -> None:
+    engine.models += [f"adapter-{number}" for number in range(1000)]
+    try:
+        _, body = await relay.get(engine.url, "/v1/models", timeout_seconds=5)
+    except WireError:
+        return
+    assert json.loads(body)["data"][-1]["id"] == "adapter-999"

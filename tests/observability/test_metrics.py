@@ -1,0 +1,232 @@
+"""Every series is right, from a closed set, and gone when what it describes is."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.core.context import RequestContext, Usage
+from serving.core.outcomes import AttemptResult, Outcome
+from serving.core.routes import CHAT_COMPLETIONS
+from serving.observability.metrics import INTER_CHUNK_SECONDS, REQUEST_SECONDS, TTFT_SECONDS, BucketHistogram, Metrics
+
+LABELS = ("tiny", "default")
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def series(exposition: bytes) -> Series:
+    families = text_string_to_metric_families(exposition.decode())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def exported(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return series(metrics.exposition()[0]).get((name, tuple(sorted(labels.items()))))
+
+
+def names(metrics: Metrics) -> set[str]:
+    return {name for name, _ in series(metrics.exposition()[0])}
+
+
+def settled(**fields: Any) -> Metrics:
+    """Metrics of one request that arrived at 1 s and ended at 9 s."""
+    ctx = RequestContext("r1", CHAT_COMPLETIONS, None, 1.0)
+    known: dict[str, Any] = {
+        "model": "tiny",
+        "pool": "default",
+        "outcome": Outcome.OK,
+        "first_byte": 2.0,
+        "last_byte": 8.0,
+        "usage": Usage(100, 60, 4),
+    }
+    for name, value in (known | fields).items():
+        setattr(ctx, name, value)
+    metrics = Metrics()
+    metrics.settle(ctx, 9.0)
+    return metrics
+
+
+# Histograms
+
+seconds = st.floats(0, 1000) | st.sampled_from(TTFT_SECONDS)
+
+
+def both(bounds: tuple[float, ...]) -> tuple[BucketHistogram, Histogram, CollectorRegistry, CollectorRegistry]:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    mine = BucketHistogram("x_seconds", "What.", ("model", "pool"), bounds)
+    ours.register(mine)
+    return mine, Histogram("x_seconds", "What.", ("model", "pool"), buckets=bounds, registry=theirs), ours, theirs
+
+
+def without_created(exposition: bytes) -> Series:
+    return {key: value for key, value in series(exposition).items() if not key[0].endswith("_created")}
+
+
+@given(st.sampled_from((TTFT_SECONDS, INTER_CHUNK_SECONDS, REQUEST_SECONDS)), st.lists(st.tuples(st.sampled_from("ab"), seconds)))
+def test_observations_count_as_in_the_clients_own_histogram(
+    bounds: tuple[float, ...], observations: list[tuple[str, float]]
+) -> None:
+    mine, reference, ours, theirs = both(bounds)
+    for model, value in observations:
+        mine.observe((model, "default"), value)
+        reference.labels(model, "default").observe(value)
+    assert series(generate_latest(ours)) == without_created(generate_latest(theirs))
+
+
+@given(st.lists(seconds, max_size=50))
+def test_a_row_counts_as_its_observations_one_by_one(values: list[float]) -> None:
+    mine, reference, ours, theirs = both(TTFT_SECONDS)
+    row = mine.new_row()
+    for value in values:
+        row[bisect_left(mine.bounds_seconds, value)] += 1
+        reference.labels(*LABELS).observe(value)
+    mine.add(LABELS, row, sum(values))
+    if values:
+        assert series(generate_latest(ours)) == pytest.approx(without_created(generate_latest(theirs)))
+
+
+def test_buckets_are_cumulative_and_end_with_all() -> None:
+    histogram = BucketHistogram("x", "What.", ("model", "pool"), (1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 3.0):
+        histogram.observe(LABELS, value)
+    (family,) = histogram.collect()
+    buckets = {s.labels["le"]: s.value for s in family.samples if s.name == "x_bucket"}
+    assert buckets == {"1.0": 2, "2.0": 3, "+Inf": 4}
+
+
+def test_a_row_in_hand_is_not_the_histograms_own() -> None:
+    histogram = BucketHistogram("x", "What.", ("model", "pool"), (1.0,))
+    row = histogram.new_row()
+    row[0] = 1
+    histogram.add(LABELS, row, 0.5)
+    histogram.add(LABELS, row, 0.5)
+    assert row == [1, 0]
+
+
+# A request's end
+
+
+def test_a_request_counts_once_by_its_outcome() -> None:
+    metrics = settled()
+    labels = {"model": "tiny", "route": "chat_completions", "outcome": "ok"}
+    assert exported(metrics, "serving_requests_total", **labels) == 1
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_every_outcome_can_be_a_label(outcome: Outcome) -> None:
+    metrics = settled(outcome=outcome)
+    labels = {"model": "tiny", "route": "chat_completions", "outcome": outcome.value}
+    assert exported(metrics, "serving_requests_total", **labels) == 1
+
+
+def test_tokens_count_by_kind() -> None:
+    metrics = settled()
+    counted = {
+        kind: exported(metrics, "serving_tokens_total", model="tiny", pool="default", kind=kind)
+        for kind in ("prompt", "cached", "output")
+    }
+    assert counted == {"prompt": 100, "cached": 60, "output": 4}
+    assert exported(metrics, "serving_usage_unknown_total", model="tiny", pool="default") is None
+
+
+def test_no_tokens_is_a_count_and_unknown_ones_are_none() -> None:
+    metrics = settled(usage=Usage(0, None, None))
+    tokens = {"model": "tiny", "pool": "default"}
+    assert exported(metrics, "serving_tokens_total", **tokens, kind="prompt") == 0
+    assert exported(metrics, "serving_tokens_total", **tokens, kind="cached") is None
+    assert exported(metrics, "serving_usage_unknown_total", **tokens) == 1
+
+
+def test_a_stream_has_its_times() -> None:
+    intervals = [0] * (len(INTER_CHUNK_SECONDS) + 1)
+    intervals[0] = 2
+    metrics = settled(chunk_intervals=intervals)
+    of = {"model": "tiny", "pool": "default"}
+    assert exported(metrics, "serving_time_to_first_token_seconds_sum", **of) == 1.0
+    assert exported(metrics, "serving_inter_chunk_seconds_count", **of) == 2
+    assert exported(metrics, "serving_inter_chunk_seconds_sum", **of) == 6.0
+    assert exported(metrics, "serving_time_per_output_token_seconds_sum", **of) == 2.0
+    assert exported(metrics, "serving_request_duration_seconds_sum", **of) == 8.0
+
+
+@pytest.mark.parametrize("output_tokens", [None, 0, 1])
+def test_one_token_has_no_time_per_token(output_tokens: int | None) -> None:
+    metrics = settled(chunk_intervals=[0] * (len(INTER_CHUNK_SECONDS) + 1), usage=Usage(1, 0, output_tokens))
+    assert "serving_time_per_output_token_seconds_count" not in names(metrics)
+
+
+def test_a_whole_answer_has_no_first_token() -> None:
+    found = names(settled(chunk_intervals=None))
+    assert "serving_time_to_first_token_seconds_count" not in found
+    assert "serving_request_duration_seconds_count" in found
+
+
+def test_only_whole_answers_have_a_duration() -> None:
+    assert "serving_request_duration_seconds_count" not in names(settled(outcome=Outcome.TRUNCATED))
+
+
+def test_a_request_that_no_engine_answered_counts_its_outcome_only() -> None:
+    metrics = settled(first_byte=0.0, model="", pool="", outcome=Outcome.UNAUTHORIZED)
+    assert exported(metrics, "serving_requests_total", model="", route="chat_completions", outcome="unauthorized") == 1
+    assert not {name for name in names(metrics) if "tokens" in name or "usage" in name or "duration" in name}
+
+
+def test_an_attempt_counts_by_its_result() -> None:
+    metrics = Metrics()
+    metrics.attempt("default", "e1", AttemptResult.STALE)
+    assert exported(metrics, "serving_engine_attempts_total", pool="default", endpoint="e1", result="stale") == 1
+
+
+# What is exported
+
+
+def test_a_gauge_read_at_the_scrape_forgets_what_is_gone() -> None:
+    rows = {("tiny", "default", "cpu", "e1"): 1.0, ("tiny", "default", "cpu", "e2"): 0.0}
+    metrics = Metrics()
+    metrics.watch_endpoints(lambda: rows.items())
+    labels = {"model": "tiny", "pool": "default", "target": "cpu"}
+    assert exported(metrics, "serving_endpoint_ready", **labels, endpoint="e1") == 1
+    assert exported(metrics, "serving_endpoint_ready", **labels, endpoint="e2") == 0
+    del rows["tiny", "default", "cpu", "e1"]
+    assert exported(metrics, "serving_endpoint_ready", **labels, endpoint="e1") is None
+    assert exported(metrics, "serving_endpoint_ready", **labels, endpoint="e2") == 0
+
+
+def test_a_gauge_is_read_anew_at_each_scrape() -> None:
+    metrics = Metrics()
+    counts = iter((3.0, 5.0))
+    metrics.on_scrape(metrics.in_flight, lambda: next(counts))
+    assert exported(metrics, "serving_in_flight_requests") == 3
+    assert exported(metrics, "serving_in_flight_requests") == 5
+
+
+def test_two_gateways_in_one_process_share_nothing() -> None:
+    first, second = Metrics(), Metrics()
+    first.attempt("default", "e1", AttemptResult.OK)
+    assert exported(second, "serving_engine_attempts_total", pool="default", endpoint="e1", result="ok") is None
+
+
+def test_every_series_carries_the_prefix_or_is_the_processs_own() -> None:
+    found = names(settled(chunk_intervals=[1] * (len(INTER_CHUNK_SECONDS) + 1)))
+    assert {name for name in found if not name.startswith(("serving_", "process_", "python_"))} == set()
+
+
+def test_no_field_of_a_request_becomes_a_label_by_itself() -> None:
+    allowed = {"model", "pool", "route", "outcome", "kind", "reason", "endpoint", "result", "target", "le"}
+    metrics = settled(chunk_intervals=[1] * (len(INTER_CHUNK_SECONDS) + 1))
+    labels = {label for (name, pairs) in series(metrics.exposition()[0]) if name.startswith("serving_") for label, _ in pairs}
+    assert labels <= allowed
+    assert not labels & {field.name for field in dataclasses.fields(RequestContext)} - {"model", "pool", "route", "outcome"}
+
+
+def test_the_exposition_says_what_it_is() -> None:
+    text, content_type = Metrics().exposition()
+    assert content_type == CONTENT_TYPE_LATEST
+    assert text.endswith(b"\n")
