@@ -287,6 +287,9 @@ def engine_secret_is_given() -> bool:
         ConfigurationError: it cannot be used, or its variable is misspelt: the engine would be open without anybody knowing.
     """
     _refuse_unknown_variables(os.environ)
+    for name in os.environ:
+        if name not in (ENGINE_SECRET, ENGINE_SECRET_FILE) and name.upper() in (ENGINE_SECRET, ENGINE_SECRET_FILE):
+            raise ConfigurationError(f"environment: {name} must be written in capitals: so the guard reads it")
     value, path = os.environ.get(ENGINE_SECRET), os.environ.get(ENGINE_SECRET_FILE)
     if value is not None and path is not None:
         raise ConfigurationError(f"environment: {ENGINE_SECRET} and {ENGINE_SECRET_FILE} are both set; set one of them")

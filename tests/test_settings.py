@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -259,8 +260,9 @@ def test_an_empty_key_does_not_mean_no_key(set_variable: SetVariable, value: str
     assert "auth: api_key: is empty" in complaint()
 
 
-def test_the_key_is_in_no_rendering_of_the_settings(set_variable: SetVariable) -> None:
-    set_variable("SERVING_AUTH__API_KEY", SECRET)
+def test_no_secret_is_in_any_rendering_of_the_settings(set_variable: SetVariable) -> None:
+    for name in ("SERVING_AUTH__API_KEY", "SERVING_AUTH__CACHE_SECRET", "SERVING_RELAY__ENGINE_SECRET"):
+        set_variable(name, SECRET)
     settings = load_settings()
     assert settings.auth.api_key is not None
     assert settings.auth.api_key.get_secret_value() == SECRET
@@ -308,10 +310,48 @@ def test_no_error_about_a_variable_shows_its_value(set_variable: SetVariable, na
     assert caught.value.__suppress_context__ or caught.value.__context__ is None, "a traceback would show the value"
 
 
+def _variables(values: dict[str, Any], prefix: str = "SERVING") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _variables(value, f"{prefix}{'__' if '_' in prefix else '_'}{name}".upper())
+        elif value is not None:
+            yield f"{prefix}__{name}".upper(), str(value)
+
+
 def test_each_field_can_be_given_by_a_variable(set_variable: SetVariable) -> None:
     defaults = load_settings()
-    for section, values in defaults.model_dump(exclude={"auth", "endpoints"}).items():
-        for field, value in values.items():
-            if value is not None:
-                set_variable(f"SERVING_{section}__{field}".upper(), str(value))
+    for name, value in _variables(defaults.model_dump(exclude={"auth": {"keys"}, "endpoints": True})):
+        set_variable(name, value)
     assert load_settings() == defaults
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_cache_secret_is_none_that_keeps_tenants_apart(set_variable: SetVariable, value: str) -> None:
+    set_variable("SERVING_AUTH__CACHE_SECRET", value)
+    assert "cache_secret" in complaint()
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("engine_secret: ''", "relay.engine_secret"),
+        (f"engine_secret: two {SECRET}", "relay.engine_secret"),
+        (f'engine_secret: "{SECRET}\\nmore"', "relay.engine_secret"),
+        ("engine_secret_file: missing", "relay.engine_secret_file"),
+        (f"engine_secret: {SECRET}, engine_secret_file: missing", "relay"),
+    ],
+)
+def test_an_engine_secret_that_cannot_be_sent_is_refused_unshown(file_with: WriteFile, text: str, field: str) -> None:
+    path = file_with(f"relay: {{{text}}}")
+    message = complaint(path)
+    assert message.startswith(f"{path}: {field}")
+    assert SECRET not in message
+
+
+def test_the_engine_secret_comes_from_a_value_or_a_file(tmp_path: Path, set_variable: SetVariable) -> None:
+    assert load_settings().relay.sent_secret() is None
+    (tmp_path / "secret").write_text(f"{SECRET}\nolder\n")
+    set_variable("SERVING_RELAY__ENGINE_SECRET_FILE", str(tmp_path / "secret"))
+    assert load_settings().relay.sent_secret() == SECRET
+    (tmp_path / "secret").unlink()
+    assert "cannot be read" in complaint()

@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
+import random
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serving.api.errors import error_body, error_event, error_headers, internal_fault
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from serving.api.errors import internal_fault
+from serving.api.reply import Receive, Reply, Scope, Send, reply_to
 from serving.core.clock import monotonic
-from serving.core.context import Headers, RequestContext
+from serving.core.context import RequestContext
 from serving.core.errors import (
     BodyTooLarge,
     ClientGone,
     MethodNotAllowed,
     RequestError,
     RequestTimeout,
-    Unavailable,
     UnsupportedMedia,
 )
 from serving.core.outcomes import Outcome
@@ -31,19 +33,16 @@ from serving.core.routes import ROUTES, Route
 from serving.pipeline import AnswerCut, Pipeline
 from serving.settings import LimitSettings, RelaySettings
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger("serving.api")
 
 SWEEP_SECONDS = 0.25
+_random = random.Random()
+"""Request ids must differ, not be secret; a system call for each would cost more than all else that is done for it."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(rb"[\x21-\x7e \t]{1,512}")
-STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class Edge:
@@ -54,7 +53,7 @@ class Edge:
         self._pipeline = pipeline
         self._limits = limits
         self._client_write_timeout_seconds = relay.client_write_timeout_seconds
-        self._active: set[Reply] = set()
+        self._active: set[Visit] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -65,20 +64,26 @@ class Edge:
             return
         headers = dict(scope["headers"])
         ctx = _context(route, headers)
-        reply = Reply(ctx, send)
+        reply = reply_to(ctx, receive, send)
         if scope["method"] != "POST":
             await reply.fail(MethodNotAllowed(f"{route.path} takes POST only.", headers={"allow": "POST"}))
             return
-        await self._serve(ctx, Body(headers, receive, self._limits), reply)
-
-    async def _serve(self, ctx: RequestContext, body: Body, reply: Reply) -> None:
         task = asyncio.current_task()
         assert task is not None
-        body.on_gone = lambda: self._interrupt(ctx, task, Outcome.CLIENT_CANCELLED)
-        reply.on_last = body.stop_watching
-        reply.interrupt = lambda: self._interrupt(ctx, task, Outcome.CLIENT_SLOW)
-        self._active.add(reply)
+        visit = Visit(ctx, reply, task, receive)
+        self._active.add(visit)
         self._idle.clear()
+        try:
+            await self._serve(visit, Body(headers, receive, self._limits))
+        finally:
+            visit.close()
+            self._active.discard(visit)
+            if not self._active:
+                self._idle.set()
+
+    async def _serve(self, visit: Visit, body: Body) -> None:
+        ctx, reply = visit.ctx, visit.reply
+        body.on_complete = visit.watch
         try:
             await self._pipeline.serve(ctx, body, reply)
         except ClientGone:
@@ -92,7 +97,7 @@ class Edge:
                 reply.drop()
         except asyncio.CancelledError:
             # Both kinds of cancelling are ours: the client's end, and the server's at the end of its grace time.
-            task.uncancel()
+            visit.task.uncancel()
             if ctx.interruption is None:
                 await reply.end_at_shutdown()
             else:
@@ -103,25 +108,14 @@ class Edge:
                 reply.drop()
             else:
                 await reply.fail(internal_fault())
-        finally:
-            self._active.discard(reply)
-            if not self._active:
-                self._idle.set()
-            body.stop_watching()
-
-    @staticmethod
-    def _interrupt(ctx: RequestContext, task: asyncio.Task[Any], why: Outcome) -> None:
-        if ctx.interruption is None and not task.done():
-            ctx.interruption = why
-            task.cancel()
 
     async def sweep(self) -> None:
-        """Drop clients that have taken no byte for too long; runs as long as the application."""
+        """Look after all clients, four times a second for as long as the application runs: who left, who takes no bytes."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            limit = monotonic() - self._client_write_timeout_seconds
-            for reply in [r for r in self._active if 0 < r.blocked_since < limit]:
-                reply.interrupt()
+            blocked_since = monotonic() - self._client_write_timeout_seconds
+            for visit in list(self._active):
+                visit.check(blocked_since)
 
     async def idle(self, timeout_seconds: float) -> None:
         """Wait until no request is under way, at most this long."""
@@ -132,7 +126,7 @@ class Edge:
 
 def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
     given = headers.get(b"x-request-id", b"")
-    request_id = given.decode("ascii") if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+    request_id = given.decode("ascii") if _REQUEST_ID.fullmatch(given) else f"{_random.getrandbits(128):032x}"
     traceparent = headers.get(b"traceparent", b"")
     traced = bool(_TRACEPARENT.fullmatch(traceparent))
     tracestate = headers.get(b"tracestate", b"")
@@ -156,34 +150,76 @@ def bearer(authorization: bytes | None) -> str | None:
     return credential.strip().decode("utf-8", "surrogateescape")
 
 
+class Visit:
+    """One request's client: is it still there, and does it take what it is sent?
+
+    Under uvicorn the sweep reads that from the request's cycle; under any other server a task waits for the disconnect.
+    """
+
+    __slots__ = ("_cycle", "_receive", "_watch", "ctx", "reply", "task")
+
+    def __init__(self, ctx: RequestContext, reply: Reply, task: asyncio.Task[Any], receive: Receive) -> None:
+        self.ctx = ctx
+        self.reply = reply
+        self.task = task
+        self._receive = receive
+        cycle = getattr(receive, "__self__", None)
+        self._cycle = cycle if isinstance(cycle, RequestResponseCycle) else None
+        self._watch: asyncio.Task[None] | None = None
+
+    def watch(self) -> None:
+        """The body is read: from now on the client's next word is its end."""
+        if self._cycle is None:
+            self._watch = asyncio.ensure_future(self._wait_for_end())
+
+    def check(self, blocked_since: float) -> None:
+        """End the request if its client has left, or if the send under way began before that time."""
+        if self._cycle is not None and self._cycle.disconnected:
+            self._interrupt(Outcome.CLIENT_CANCELLED)
+        elif 0 < self.reply.blocked_since < blocked_since:
+            self._interrupt(Outcome.CLIENT_SLOW)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _wait_for_end(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._interrupt(Outcome.CLIENT_CANCELLED)
+
+    def _interrupt(self, why: Outcome) -> None:
+        slow = why is Outcome.CLIENT_SLOW
+        if self.ctx.interruption is None and (slow or not self.reply.ended) and not self.task.done():
+            self.ctx.interruption = why
+            self.task.cancel()
+
+
 class Body:
     """The client's side: reads the body within its limits, then watches whether the client stays."""
 
     def __init__(self, headers: dict[bytes, bytes], receive: Receive, limits: LimitSettings) -> None:
-        self.on_gone: Callable[[], None] = lambda: None
+        self.on_complete: Callable[[], None] = lambda: None
         self._headers = headers
         self._receive = receive
         self._limits = limits
-        self._watch: asyncio.Task[Message] | None = None
 
     async def body(self) -> bytes:
         self._check_head()
-        try:
-            async with asyncio.timeout(self._limits.body_timeout_seconds):
-                body = await self._read()
-        except TimeoutError:
-            raise RequestTimeout(
-                f"The body did not arrive within {self._limits.body_timeout_seconds:g} s.",
-                headers={"connection": "close"},
-            ) from None
-        self._watch = asyncio.ensure_future(self._wait_for_end())
+        cycle = getattr(self._receive, "__self__", None)
+        if isinstance(cycle, RequestResponseCycle) and not cycle.more_body:
+            # All of it is here already, so there is nothing to wait for.
+            body = await self._read()
+        else:
+            try:
+                async with asyncio.timeout(self._limits.body_timeout_seconds):
+                    body = await self._read()
+            except TimeoutError:
+                raise RequestTimeout(
+                    f"The body did not arrive within {self._limits.body_timeout_seconds:g} s.", headers={"connection": "close"}
+                ) from None
+        self.on_complete()
         return body
-
-    def stop_watching(self) -> None:
-        """The answer is going out whole: that the client closes now means nothing."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.cancel()
 
     def _check_head(self) -> None:
         length = self._headers.get(b"content-length", b"")
@@ -213,72 +249,6 @@ class Body:
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _wait_for_end(self) -> Message:
-        while (message := await self._receive())["type"] != "http.disconnect":
-            pass
-        if self._watch is not None:
-            self.on_gone()
-        return message
-
     def _too_large(self) -> BodyTooLarge:
         # The rest of the body stays unread, so the connection cannot carry another request.
         return BodyTooLarge(f"The body is larger than {self._limits.body_bytes} bytes.", headers={"connection": "close"})
-
-
-class Reply:
-    """The answer's side of one request."""
-
-    def __init__(self, ctx: RequestContext, send: Send) -> None:
-        self.started = False
-        self.blocked_since = 0.0
-        """When the send under way began, in monotonic seconds; 0.0 when none is."""
-        self.on_last: Callable[[], None] = lambda: None
-        self.interrupt: Callable[[], None] = lambda: None
-        self._ctx = ctx
-        self._send = send
-        self._ended = False
-        self._mid_event = False
-
-    async def start(self, status: int, headers: Headers) -> None:
-        headers = [*headers, (b"x-request-id", self._ctx.request_id.encode("ascii"))]
-        if self._ctx.dropped_fields:
-            headers.append((b"x-serving-dropped-fields", ", ".join(self._ctx.dropped_fields).encode("ascii", "replace")))
-        if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
-            headers = [(name, value) for name, value in headers if name != b"cache-control"] + STREAM_HEADERS
-        self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def send(self, data: bytes, *, last: bool) -> None:
-        if last:
-            self._ended = True
-            self.on_last()
-        self._mid_event = not data.endswith(b"\n\n")
-        self.blocked_since = monotonic()
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
-        self.blocked_since = 0.0
-
-    async def fail(self, error: RequestError) -> None:
-        """Answer with an error object; only before the first byte."""
-        body = error_body(error)
-        await self.start(error.status, error_headers(error, len(body)))
-        await self.send(body, last=True)
-
-    async def end_in_band(self, error: RequestError) -> None:
-        """Say inside the stream that it broke off, and end it without `[DONE]`."""
-        await self.send(error_event(error, mid_event=self._mid_event), last=True)
-
-    async def end_at_shutdown(self) -> None:
-        error = Unavailable("The gateway is shutting down.", code="shutting_down", retry_after_seconds=1)
-        if not self.started:
-            await self.fail(error)
-        elif not self._ended and self._ctx.stream:
-            await self.end_in_band(error)
-
-    def drop(self) -> None:
-        """End the connection inside the answer, so that it cannot look whole, and without waiting for a full buffer.
-
-        A server closes the connection of an application that returns early, but flushes first; uvicorn's transport need not.
-        """
-        transport = getattr(getattr(self._send, "__self__", None), "transport", None)
-        if transport is not None:
-            transport.abort()

@@ -66,11 +66,13 @@ class AnswerView:
         text = carry + data
         # What lies wholly inside the carried bytes was counted with the piece before.
         lines = text.count(_DATA_LINE) - carry.count(_DATA_LINE)
-        if not self.done and any(mark in text for mark in self._done):
-            self.done = True
-            lines -= 1
-        if any(mark in text for mark in self._error):
-            self.failed = True
+        for mark in self._done:
+            if mark in text and not self.done:
+                self.done = True
+                lines -= 1
+        for mark in self._error:
+            if mark in text:
+                self.failed = True
         self.events += lines
         self._carry = text[-self._carry_bytes :]
 

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from serving.core.clock import wall_seconds
 from serving.core.context import RequestContext
 
 _QUEUE_LINES = 20_000
+_GATHER_SECONDS = 0.05
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -30,7 +32,7 @@ class LineWriter:
         self.on_drop = on_drop
         self._lines: deque[bytes] = deque()
         self._wake = threading.Event()
-        self._closed = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
@@ -45,15 +47,17 @@ class LineWriter:
 
     def close(self, timeout_seconds: float = 2.0) -> None:
         """Write what is queued, for at most this long, and stop."""
-        self._closed = True
+        self._closing.set()
         self._wake.set()
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         while True:
             self._wake.wait()
+            # The first line wakes the thread, those that follow it share its write: a thread that woke for each line would
+            # fight the event loop for the interpreter.
+            self._closing.wait(_GATHER_SECONDS)
             self._wake.clear()
-            # Lines that come close together share one write.
             while self._lines:
                 batch = [self._lines.popleft() for _ in range(min(len(self._lines), 500))]
                 try:
@@ -62,7 +66,7 @@ class LineWriter:
                     # Whoever read the log is gone; requests go on.
                     for _ in batch:
                         self.on_drop()
-            if self._closed:
+            if self._closing.is_set():
                 return
 
 
@@ -130,8 +134,14 @@ def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
+
+
 def _stamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    whole = int(seconds)
+    return f"{_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
 
 
 def set_up_logging(level: str, writer: LineWriter) -> None:

@@ -99,6 +99,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._found: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
@@ -175,27 +176,23 @@ class Metrics:
             registry.register(histogram)
 
     def attempt(self, pool: str, endpoint: str, result: AttemptResult) -> None:
-        self.attempts.labels(pool, endpoint, result).inc()
+        self._series(self.attempts, pool, endpoint, result).inc()
 
     def settle(self, ctx: RequestContext, ended: float) -> None:
         """Publish what is known about a request that has ended at `ended` monotonic seconds."""
         assert ctx.outcome is not None
-        self.requests.labels(ctx.model, ctx.route.name, ctx.outcome).inc()
+        self._series(self.requests, ctx.model, ctx.route.name, ctx.outcome).inc()
         if not ctx.first_byte:
             return
         labels = (ctx.model, ctx.pool)
         usage = ctx.usage
         if usage.prompt_tokens is None or usage.output_tokens is None:
-            self.usage_unknown.labels(*labels).inc()
-        for kind, tokens in (
-            ("prompt", usage.prompt_tokens),
-            ("cached", usage.cached_tokens),
-            ("output", usage.output_tokens),
-        ):
-            if tokens is not None:
-                self.tokens.labels(*labels, kind).inc(tokens)
+            self._series(self.usage_unknown, *labels).inc()
+        for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("output", usage.output_tokens)):
+            if tokens:
+                self._series(self.tokens, *labels, kind).inc(tokens)
                 if ctx.usage_estimated:
-                    self.tokens_estimated.labels(*labels, kind).inc(tokens)
+                    self._series(self.tokens_estimated, *labels, kind).inc(tokens)
         if ctx.chunk_intervals is not None:
             self.ttft.observe(labels, ctx.first_byte - ctx.arrived)
             self.inter_chunk.add(labels, ctx.chunk_intervals, ctx.last_byte - ctx.first_byte)
@@ -203,6 +200,14 @@ class Metrics:
                 self.tpot.observe(labels, (ctx.last_byte - ctx.first_byte) / (usage.output_tokens - 1))
         if ctx.outcome is Outcome.OK:
             self.duration.observe(labels, ended - ctx.arrived)
+
+    def _series(self, counter: Counter, *labels: str) -> Counter:
+        """One series of a counter. The library's own look-up checks and copies all labels anew each time."""
+        key = (counter, labels)
+        series = self._found.get(key)
+        if series is None:
+            series = self._found[key] = counter.labels(*labels)
+        return series
 
     def on_scrape(self, gauge: Gauge, read: Callable[[], float]) -> None:
         """Read a gauge's value at each scrape instead of keeping it in step."""

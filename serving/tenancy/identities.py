@@ -20,6 +20,7 @@ class Identities:
         if settings.api_key is not None:
             self._tenants[_digest(settings.api_key.get_secret_value())] = DEFAULT_TENANT
         self._isolates = settings.isolate_caches and bool(self._tenants)
+        self._salts: dict[str, str] = {}
         secret = settings.cache_secret
         self._cache_secret = secret.get_secret_value().encode() if secret is not None else secrets.token_bytes(32)
 
@@ -31,10 +32,13 @@ class Identities:
         """
         if own is not None and not isinstance(own, str):
             raise InvalidRequest("The field 'cache_salt' must be a string.", param="cache_salt")
-        if not self._isolates and own is None:
-            return None
-        scope = tenant if self._isolates else ""
-        text = f"{len(scope)}:{scope}{own or ''}".encode("utf-8", "surrogatepass")
+        if own is None:
+            # All but the rarest requests: made once for each tenant.
+            return self._salts.get(tenant) or self._salts.setdefault(tenant, self._salt(tenant, "")) if self._isolates else None
+        return self._salt(tenant if self._isolates else "", own)
+
+    def _salt(self, scope: str, own: str) -> str:
+        text = f"{len(scope)}:{scope}{own}".encode("utf-8", "surrogatepass")
         return hmac.new(self._cache_secret, text, hashlib.sha256).hexdigest()[:32]
 
     def identify(self, credential: str | None) -> str:

@@ -11,7 +11,9 @@ from serving.core.context import RequestContext
 from serving.core.errors import InvalidRequest
 from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, Route
 from serving.engines.body import understand
+from serving.settings import ParameterLimits
 
+LIMITS = ParameterLimits()
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi."}]}
 
 
@@ -23,13 +25,13 @@ def context(body: bytes, route: Route = CHAT_COMPLETIONS) -> RequestContext:
 
 def refusal(body: bytes, route: Route = CHAT_COMPLETIONS) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        understand(context(body, route))
+        understand(context(body, route), LIMITS)
     return caught.value
 
 
 def test_the_model_and_the_whole_document_are_read() -> None:
     ctx = context(json.dumps(CHAT).encode())
-    assert understand(ctx) == "tiny"
+    assert understand(ctx, LIMITS) == "tiny"
     assert ctx.document == CHAT
     assert not ctx.stream
     assert ctx.model == "", "it is no label before it is known"
@@ -38,7 +40,7 @@ def test_the_model_and_the_whole_document_are_read() -> None:
 @pytest.mark.parametrize(("given", "stream"), [(True, True), (False, False), (None, False)])
 def test_stream_is_read(given: bool | None, stream: bool) -> None:
     ctx = context(json.dumps(CHAT | {"stream": given}).encode())
-    understand(ctx)
+    understand(ctx, LIMITS)
     assert ctx.stream is stream
 
 
@@ -49,19 +51,19 @@ def test_stream_is_read(given: bool | None, stream: bool) -> None:
         {"messages": [1, None, "free form"]},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"seed": 9007199254740993, "x_future": {"a": [1.0, 1]}, "temperature": "hot"},
-        {"max_tokens": -1},
+        {"max_tokens": 10**9},
     ],
 )
 def test_what_only_the_engine_judges_passes(fields: dict[str, Any]) -> None:
     body = json.dumps(CHAT | fields).encode()
     ctx = context(body)
-    assert understand(ctx) == "tiny"
+    assert understand(ctx, LIMITS) == "tiny"
     assert ctx.body == body
 
 
 @pytest.mark.parametrize("prompt", ["Once", "", ["a", "b"], [1, 2, 3], [[1], [2]]])
 def test_a_prompt_is_text_or_an_array(prompt: Any) -> None:
-    assert understand(context(json.dumps({"model": "tiny", "prompt": prompt}).encode(), COMPLETIONS)) == "tiny"
+    assert understand(context(json.dumps({"model": "tiny", "prompt": prompt}).encode(), COMPLETIONS), LIMITS) == "tiny"
 
 
 @pytest.mark.parametrize(

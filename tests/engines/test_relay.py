@@ -12,7 +12,7 @@ import pytest
 
 from serving.core.context import RequestContext
 from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, Route
-from serving.engines.relay import Answer, EngineRefused, Relay
+from serving.engines.relay import Answer, EngineRefused, Relay, SecretRefused
 from serving.engines.wire import AnswerTimedOut, BrokenAnswer, StaleConnection, Unreachable, WireError
 from serving.settings import RelaySettings
 from tests.doubles.script import Gate, Script
@@ -104,6 +104,14 @@ async def test_a_trace_state_without_its_parent_stays_behind(relay: Relay, engin
 async def test_the_clients_credential_stays_behind(relay: Relay, engine: ScriptedEngine) -> None:
     await whole(relay, await relay.ask(engine.url, context()))
     assert b"sk-client" not in engine.log.requests[0].raw
+
+
+async def test_the_engines_secret_goes_along(engine: ScriptedEngine) -> None:
+    async with relay_with(engine_secret="engine-secret") as relay:
+        await whole(relay, await relay.ask(engine.url, context()))
+        await relay.get(engine.url, "/v1/models", timeout_seconds=5)
+    for record in (engine.log.requests[0], engine.log.control_requests[0]):
+        assert record.header("x-serving-engine-secret") == "engine-secret"
 
 
 # What comes back
@@ -338,6 +346,14 @@ async def test_a_small_answer_is_got(relay: Relay, engine: ScriptedEngine) -> No
 async def test_an_error_is_got_too(relay: Relay, engine: ScriptedEngine) -> None:
     engine.routes["/health"] = answering(503, b"dead")
     assert await relay.get(engine.url, "/health", timeout_seconds=5) == (503, b"dead")
+
+
+@pytest.mark.parametrize(("settings", "words"), [({}, "wants a secret"), ({"engine_secret": "wrong"}, "another secret")])
+async def test_a_guard_that_refuses_the_secret_is_named(engine: ScriptedEngine, settings: dict[str, Any], words: str) -> None:
+    engine.routes["/v1/models"] = answering(401, said("no", None, "engine_secret"))
+    async with relay_with(**settings) as relay:
+        with pytest.raises(SecretRefused, match=words):
+            await relay.get(engine.url, "/v1/models", timeout_seconds=5)
 
 
 async def test_a_probe_has_its_own_time(relay: Relay, engine: ScriptedEngine) -> None:

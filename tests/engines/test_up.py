@@ -118,6 +118,48 @@ def test_the_key_reaches_the_gateway_and_neither_engine_nor_screen(
     assert '-H "Authorization: Bearer $SERVING_AUTH__API_KEY"' in rest["announcement"]
 
 
+def test_each_run_has_a_secret_of_its_own_between_gateway_and_engine(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVING_ENGINE_SECRET_FILE", "/of/another/engine")
+    secrets = []
+    for _ in range(2):
+        engine, gateway, rest = planned(options)
+        secret = engine.environment["SERVING_ENGINE_SECRET"]
+        assert gateway.environment["SERVING_RELAY__ENGINE_SECRET"] == secret
+        assert "SERVING_ENGINE_SECRET_FILE" not in engine.environment
+        assert secret not in "".join((*engine.argv, *gateway.argv, rest["announcement"]))
+        assert rest["announcement"].count(f":{options.engine_port}") == 1
+        assert f":{options.engine_port}/metrics " in rest["announcement"]
+        secrets.append(secret)
+    assert len(set(secrets)) == 2
+    assert min(map(len, secrets)) >= 43
+
+
+def test_a_secret_that_other_engines_want_is_the_local_ones_too(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text("of-the-fleet\n")
+    monkeypatch.setenv("SERVING_RELAY__ENGINE_SECRET_FILE", str(path))
+    engine, gateway, _ = planned(options)
+    assert engine.environment["SERVING_ENGINE_SECRET"] == "of-the-fleet"
+    assert "SERVING_RELAY__ENGINE_SECRET" not in gateway.environment
+    assert gateway.environment["SERVING_RELAY__ENGINE_SECRET_FILE"] == str(path)
+
+
+def test_the_local_engine_is_always_guarded(options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def prepare(*_: object, **given: Any) -> EngineCommand:
+        asked.append(given["guard"])
+        return EngineCommand(("engine",), {})
+
+    monkeypatch.setattr(up, "prepare_engine", prepare)
+    planned(options)
+    assert asked == [True]
+
+
 def test_the_commands_can_be_pasted(options: up.UpOptions, planned: Planned) -> None:
     _, _, rest = planned(options)
     once, stream = (shlex.split(line) for line in rest["announcement"].splitlines() if line.startswith("curl"))

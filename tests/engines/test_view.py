@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.core.context import Usage
-from serving.engines.view import AnswerView
+from serving.core.routes import OPENAI
+from serving.engines.view import AnswerView, HiddenUsage
 
 DONE = b"data: [DONE]\n\n"
 MIB = 1024 * 1024
@@ -49,12 +50,15 @@ chunks = st.one_of(
 
 def fed(data: bytes, cuts: list[int] | None = None, *, is_stream: bool = True) -> AnswerView:
     """A view of the data in the pieces that the cuts make."""
-    view = AnswerView(is_stream=is_stream)
-    ends = sorted({cut % (len(data) + 1) for cut in cuts or ()} | {len(data)})
-    for start, end in zip([0, *ends], ends, strict=False):
-        if start < end:
-            view.feed(data[start:end])
+    view = AnswerView(OPENAI, is_stream=is_stream)
+    for piece in pieces(data, cuts or []):
+        view.feed(piece)
     return view
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    ends = sorted({cut % (len(data) + 1) for cut in cuts} | {len(data)})
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False) if start < end]
 
 
 @given(st.lists(chunks, max_size=12), st.booleans(), st.lists(st.integers(0, 100_000), max_size=40))
@@ -90,15 +94,15 @@ def test_a_whole_answers_usage_is_found(text: str, usage: dict[str, Any], cuts: 
     assert (view.events, view.done, view.failed) == (0, False, False)
 
 
-@pytest.mark.parametrize("length", range(1, len(event(content("a")))))
-def test_a_stream_cut_inside_an_event_is_known_to_be(length: int) -> None:
-    cut = event(content("a"))[:length]
-    assert fed(cut).mid_event
-    assert fed(event(content("b")) + cut).mid_event
+def test_a_stream_cut_inside_an_event_is_known_to_be() -> None:
+    whole = event(content("a"))
+    for length in range(1, len(whole)):
+        assert fed(whole[:length]).mid_event
+        assert fed(whole + whole[:length]).mid_event
 
 
 def test_nothing_is_not_inside_an_event() -> None:
-    assert not AnswerView(is_stream=True).mid_event
+    assert not AnswerView(OPENAI, is_stream=True).mid_event
 
 
 def test_done_inside_a_string_does_not_end_a_stream() -> None:
@@ -173,19 +177,57 @@ def test_the_finish_reason_is_short_or_unknown(data: bytes, reason: str) -> None
     assert fed(data).finish_reason() == reason
 
 
+def test_events_without_a_choice_are_not_counted_as_such() -> None:
+    assert fed(event(content("a")) + event({"choices": [], "usage": usage_object(5, 2)}) + DONE).choice_events() == 1
+    assert fed(event(content("a")) + event(content('"choices":[]')) + DONE).choice_events() == 2
+
+
+# Hiding the usage event
+
+
+@given(st.lists(chunks, max_size=12), st.booleans(), st.lists(st.integers(0, 100_000), max_size=40))
+def test_only_the_usage_event_is_hidden_however_the_stream_is_split(
+    said: list[dict[str, Any]], is_done: bool, cuts: list[int]
+) -> None:
+    end = DONE if is_done else b""
+    hidden = HiddenUsage()
+    parts = pieces(b"".join(map(event, said)) + end, cuts)
+    shown = b"".join(hidden.feed(part, last=False) for part in parts) + hidden.feed(b"", last=True)
+    assert shown == b"".join(event(chunk) for chunk in said if chunk.get("choices") != []) + end
+
+
+def test_a_complete_event_is_never_held_back() -> None:
+    hidden = HiddenUsage()
+    one, two = event(content("a")), event(content("b"))
+    assert hidden.feed(one + two[:9], last=False) == one
+    assert hidden.feed(two[9:], last=False) == two
+
+
+def test_what_is_cut_inside_an_event_comes_out_at_the_end() -> None:
+    hidden = HiddenUsage()
+    assert hidden.feed(b'data: {"choi', last=False) == b""
+    assert hidden.feed(b"", last=True) == b'data: {"choi'
+
+
+def test_an_event_without_end_is_let_through_in_time() -> None:
+    hidden = HiddenUsage()
+    shown = b"".join(hidden.feed(b"x" * 1000, last=False) for _ in range(1000))
+    assert len(shown) >= 900_000
+
+
 # Memory
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("piece_bytes", [16 * 1024, MIB])
 def test_an_endless_line_is_not_kept(is_stream: bool, piece_bytes: int) -> None:
-    view = AnswerView(is_stream=is_stream)
+    view = AnswerView(OPENAI, is_stream=is_stream)
     tracemalloc.start()
     try:
         for _ in range(256 * MIB // piece_bytes):
             view.feed(bytes(piece_bytes))
-        held, peak = tracemalloc.get_traced_memory()
+        held_bytes, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 256 * 1024 + 2 * piece_bytes
-    assert peak < 256 * 1024 + 4 * piece_bytes
+    assert held_bytes < 256 * 1024 + 2 * piece_bytes
+    assert peak_bytes < 256 * 1024 + 4 * piece_bytes

@@ -219,6 +219,7 @@ def test_a_requests_line_says_how_it_went() -> None:
         "prompt_tokens": 100,
         "cached_tokens": 60,
         "output_tokens": 4,
+        "usage_estimated": False,
     }
 
 

@@ -136,12 +136,27 @@ def test_tokens_count_by_kind() -> None:
     assert exported(metrics, "serving_usage_unknown_total", model="tiny", pool="default") is None
 
 
-def test_no_tokens_is_a_count_and_unknown_ones_are_none() -> None:
-    metrics = settled(usage=Usage(0, None, None))
+def test_no_tokens_are_known_tokens() -> None:
+    metrics = settled(usage=Usage(0, 0, 0))
     tokens = {"model": "tiny", "pool": "default"}
-    assert exported(metrics, "serving_tokens_total", **tokens, kind="prompt") == 0
-    assert exported(metrics, "serving_tokens_total", **tokens, kind="cached") is None
-    assert exported(metrics, "serving_usage_unknown_total", **tokens) == 1
+    assert not exported(metrics, "serving_tokens_total", **tokens, kind="prompt")
+    assert exported(metrics, "serving_usage_unknown_total", **tokens) is None
+
+
+@pytest.mark.parametrize("usage", [Usage(), Usage(5, 0, None), Usage(None, 0, 5)])
+def test_an_answer_without_its_counts_is_counted_as_such(usage: Usage) -> None:
+    metrics = settled(usage=usage)
+    assert exported(metrics, "serving_usage_unknown_total", model="tiny", pool="default") == 1
+    for kind, tokens in (("prompt", usage.prompt_tokens), ("output", usage.output_tokens)):
+        assert exported(metrics, "serving_tokens_total", model="tiny", pool="default", kind=kind) == tokens
+
+
+def test_estimated_tokens_are_counted_apart_too() -> None:
+    of = {"model": "tiny", "pool": "default", "kind": "output"}
+    estimated = settled(usage_estimated=True)
+    assert exported(estimated, "serving_tokens_total", **of) == 4
+    assert exported(estimated, "serving_tokens_estimated_total", **of) == 4
+    assert exported(settled(), "serving_tokens_estimated_total", **of) is None
 
 
 def test_a_stream_has_its_times() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from serving.api.edge import bearer
-from serving.core.errors import Unauthorized
+from serving.core.errors import InvalidRequest, Unauthorized
 from serving.settings import AuthSettings, KeySettings
 from serving.tenancy.identities import DEFAULT_TENANT, Identities
 
@@ -77,3 +77,55 @@ def test_a_plain_key_with_a_newline_from_its_file_can_be_used() -> None:
 def test_no_key_stands_in_an_identities_attributes() -> None:
     identities = Identities(AuthSettings(api_key=SecretStr("plain")))
     assert "plain" not in repr(vars(identities))
+
+
+# Cache salts
+
+
+def isolating(secret: str | None = "s", **fields: bool) -> Identities:
+    cache_secret = None if secret is None else SecretStr(secret)
+    return Identities(AuthSettings(keys=(key("red", "red-key"), key("blue", "blue-key")), cache_secret=cache_secret, **fields))
+
+
+def test_each_tenant_has_a_salt_of_its_own() -> None:
+    identities = isolating()
+    red, blue = identities.cache_salt("red", None), identities.cache_salt("blue", None)
+    assert red and blue
+    assert red != blue
+    assert red == identities.cache_salt("red", None)
+
+
+def test_gateways_with_the_same_secret_agree_and_others_do_not() -> None:
+    salt = isolating().cache_salt("red", None)
+    assert salt == isolating().cache_salt("red", None)
+    assert salt != isolating("other").cache_salt("red", None)
+    assert isolating(None).cache_salt("red", None) != isolating(None).cache_salt("red", None)
+
+
+def test_a_clients_own_salt_parts_its_prompts_further_and_never_passes_as_it_is() -> None:
+    identities = isolating()
+    assert identities.cache_salt("red", "mine") != identities.cache_salt("red", None)
+    assert "mine" not in (identities.cache_salt("red", "mine") or "")
+
+
+def test_no_own_salt_names_another_tenants() -> None:
+    identities = isolating()
+    assert identities.cache_salt("re", "d") != identities.cache_salt("red", "")
+    assert identities.cache_salt("1:a", "b") != identities.cache_salt("1", ":ab")
+
+
+def test_without_keys_or_isolation_only_an_own_salt_is_one() -> None:
+    for identities in (Identities(AuthSettings()), isolating(isolate_caches=False)):
+        assert identities.cache_salt("red", None) is None
+        assert identities.cache_salt("red", "mine") == identities.cache_salt("blue", "mine")
+
+
+@pytest.mark.parametrize("own", [1, True, [], {}])
+def test_a_salt_that_is_no_string_is_refused(own: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        isolating().cache_salt("red", own)
+    assert caught.value.param == "cache_salt"
+
+
+def test_any_string_may_be_a_salt() -> None:
+    assert isolating().cache_salt("red", "\ud800")

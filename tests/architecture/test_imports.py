@@ -1,0 +1,165 @@
+"""What the layers' contracts cannot say: what is loaded, who reads the environment, where series are defined, how things are named."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NEVER_LOADED = ("torch", "vllm", "transformers", "gguf", "huggingface_hub", "httpx", "numpy", "requests")
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """The package's modules by their path from its root."""
+    package = ROOT / "serving"
+    return {
+        path.relative_to(package).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(package.rglob("*.py"))
+    }
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def importers(*names: str) -> set[str]:
+    """Modules of ours that import one of these packages."""
+    return {path for path, tree in modules().items() if any(name.partition(".")[0] in names for name in imported(tree))}
+
+
+def repository_files() -> Iterator[Path]:
+    """All files but those that `.gitignore` names."""
+    ignored = {line.strip().strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()} | {".git"}
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in ignored]
+        yield from (Path(folder) / name for name in files if name not in ignored and not name.endswith(".pyc"))
+
+
+# What is loaded
+
+
+def test_the_gateway_loads_no_engine_and_no_other_http_client() -> None:
+    program = "import json, sys, serving.app; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60)
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert loaded & set(NEVER_LOADED) == set()
+
+
+def test_fastapi_is_known_to_app_and_api_only() -> None:
+    found = importers("fastapi", "starlette")
+    assert {path for path in found if path != "app.py" and not path.startswith("api/")} == set()
+
+
+def test_the_server_is_known_to_app_and_api_only() -> None:
+    assert {path for path in importers("uvicorn") if path != "app.py" and not path.startswith("api/")} == set()
+
+
+def test_the_wires_parser_is_known_to_engines_only() -> None:
+    assert all(path.startswith("engines/") for path in importers("httptools"))
+
+
+def test_no_http_client_library_is_used() -> None:
+    assert importers("httpx", "requests", "aiohttp") == set()
+
+
+# Where things are
+
+
+def _reads_environment(tree: ast.Module) -> bool:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.value, ast.Name) and node.value.id == "os":
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "os" and names & {alias.name for alias in node.names}:
+            return True
+    return False
+
+
+def test_only_settings_read_the_environment() -> None:
+    readers = {path for path, tree in modules().items() if _reads_environment(tree)}
+    # The guard runs inside the engine's process, where there are no settings.
+    assert readers - {"engines/guard/serving_guard.py"} == {"settings.py"}
+
+
+def test_every_series_is_defined_in_one_module() -> None:
+    assert importers("prometheus_client") == {"observability/metrics.py"}
+
+
+@pytest.mark.parametrize("path", ["clock.py", "context.py", "errors.py", "outcomes.py", "routes.py"])
+def test_the_core_knows_the_standard_library_only(path: str) -> None:
+    foreign = {name for name in imported(modules()[f"core/{path}"]) if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert all(name.startswith("serving.core") for name in foreign)
+
+
+# How things are named
+
+
+def test_no_module_is_named_after_nothing_in_particular() -> None:
+    banned = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "managers", "handler", "handlers"}
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in repository_files()
+        if path.suffix == ".py" and banned & set(re.split(r"[/_.]", path.relative_to(ROOT).as_posix().lower()))
+    }
+    assert found == set()
+
+
+def test_no_class_is_named_after_nothing_in_particular() -> None:
+    found = {
+        f"{path}: {node.name}"
+        for path, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and re.search(r"(Manager|Helper|Handler|Utils?)$", node.name)
+    }
+    assert found == set()
+
+
+# What no file names
+
+REGISTRIES = [
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("npmjs", "org"),
+        ("crates", "io"),
+        ("proxy", "golang", "org"),
+        ("jfrog", "io"),
+    )
+]
+
+
+def machine_paths() -> list[str]:
+    """Where this checkout and this user's files lie."""
+    places = {ROOT, ROOT.parent, Path.home()}
+    return [f"{place}/" for place in places if len(place.parts) > 1]
+
+
+def test_no_file_names_a_place_on_a_machine_or_a_package_registry() -> None:
+    homes = re.compile(r"(?<![\w.])/(?:home|Users)/\w+/")
+    own = re.compile("|".join(rf"(?<![\w./-]){re.escape(place)}" for place in machine_paths()) or r"\b\B")
+    found = []
+    for path in repository_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for pattern in (homes, own):
+            found += [f"{path.relative_to(ROOT)}: {match.group()}" for match in pattern.finditer(text)]
+        found += [f"{path.relative_to(ROOT)}: {host}" for host in REGISTRIES if host in text]
+    assert found == []
