@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+import resource
 import signal
+import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 
-from serving.api.edge import Edge
-from serving.api.routes import create_api
+from serving.api.cors import Cors
+from serving.api.edge import Asgi, Edge
+from serving.api.protocol import SURPLUS_CONNECTIONS, Connection, Door, DoorConfig
+from serving.api.routes import create_api, create_operator_api
+from serving.api.tls import ReloadedCertificate
 from serving.core.outcomes import AttemptResult
 from serving.engines.relay import Relay
 from serving.engines.wire import WireError
@@ -24,7 +33,7 @@ from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
 from serving.routing.choose import Chooser
-from serving.settings import Settings
+from serving.settings import LimitSettings, Settings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
@@ -57,9 +66,19 @@ class Gateway:
             parameters=settings.limits.parameters,
             max_attempts=settings.relay.max_attempts,
         )
-        api = create_api(fleet=self.fleet, identities=identities, metrics=self.metrics, draining=lambda: self.draining)
+        own_address = settings.server.operator_port is not None
+        api = create_api(
+            fleet=self.fleet,
+            identities=identities,
+            metrics=None if own_address else self.metrics,
+            draining=lambda: self.draining,
+        )
         api.router.lifespan_context = self._lifespan
+        self.operator_api = create_operator_api(fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
         self.edge = Edge(api, self.pipeline, settings.limits, settings.relay)
+        origins = settings.server.cors_origins
+        self.application: Asgi = Cors(self.edge, origins) if origins else self.edge
+        """What the server runs."""
         self._gauges()
 
     async def _get(self, url: str, path: str, *, timeout_seconds: float) -> tuple[int, bytes]:
@@ -70,6 +89,7 @@ class Gateway:
 
     def _gauges(self) -> None:
         metrics = self.metrics
+        metrics.before_scrape = self.pipeline.publish
         metrics.on_scrape(metrics.in_flight, lambda: self.pipeline.in_flight)
         metrics.on_scrape(metrics.open_leases, lambda: self.admission.open_leases)
         metrics.on_scrape(metrics.engine_connections, lambda: self.relay.open_connections)
@@ -83,7 +103,7 @@ class Gateway:
         )
         for endpoint in self.settings.endpoints:
             for result in AttemptResult:
-                metrics.attempts.labels(endpoint.pool, endpoint.name, result)
+                metrics.attempts.add((endpoint.pool, endpoint.name, result), 0)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -94,13 +114,14 @@ class Gateway:
             finally:
                 # Requests that the server cancelled at the end of its grace time still write their last event.
                 await self.edge.idle(timeout_seconds=1.0)
+                self.pipeline.publish()
                 sweep.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await sweep
 
 
 def create_app(settings: Settings, writer: LineWriter | None = None) -> Gateway:
-    """Wire a gateway; `.edge` is its ASGI application."""
+    """Wire a gateway; `.application` is its ASGI application."""
     return Gateway(settings, writer)
 
 
@@ -108,26 +129,75 @@ class Server(uvicorn.Server):
     """uvicorn's server with our way of stopping: say so first, go on serving for the drain delay, then finish what runs."""
 
     def __init__(self, gateway: Gateway) -> None:
-        settings = gateway.settings.server
-        super().__init__(
-            uvicorn.Config(
-                gateway.edge,
-                host=settings.host,
-                port=settings.port,
-                loop="uvloop",
-                http="httptools",
-                ws="none",
-                lifespan="on",
-                backlog=settings.backlog,
-                timeout_keep_alive=int(settings.keep_alive_seconds),
-                timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                log_config=None,
-            )
-        )
+        settings = self._settings = gateway.settings.server
         self._gateway = gateway
+        self._certificate: ReloadedCertificate | None = None
+        if settings.tls_certificate is not None and settings.tls_key is not None:
+            self._certificate = ReloadedCertificate(settings.tls_certificate, settings.tls_key, settings.tls_poll_seconds)
+        self._certificate_watch: asyncio.Task[None] | None = None
+        config = self._config(gateway.application, lifespan="on", ssl_context_factory=self._ssl_context_factory())
+        super().__init__(config)
+        self.door = config.door
+        self.operator_server: asyncio.Server | None = None
+
+    def _config(self, app: Asgi, **options: Any) -> DoorConfig:
+        """uvicorn's configuration of one listener, each with a count of connections of its own."""
+        settings = self._settings
+        rejections = self._gateway.metrics.rejections
+        return DoorConfig(
+            app,
+            Door(self._gateway.settings.limits, lambda reason: rejections.add((reason,))),
+            host=settings.host,
+            port=settings.port,
+            loop="uvloop",
+            backlog=settings.backlog,
+            timeout_keep_alive=int(settings.keep_alive_seconds),
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            log_config=None,
+            **options,
+        )
+
+    def _ssl_context_factory(self) -> Callable[..., ssl.SSLContext] | None:
+        certificate = self._certificate
+        return None if certificate is None else lambda *_: certificate.context
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        operators = await self._operator_listener()
+        await super().startup(sockets=sockets)
+        if operators is not None:
+            await operators.start_serving()
+            self.servers.append(operators)
+            self.operator_server = operators
+        if self._certificate is not None:
+            self._certificate_watch = asyncio.create_task(self._certificate.watch(), name="certificate-watch")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        watch = self._certificate_watch
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait({watch})
+        await super().shutdown(sockets=sockets)
+
+    async def _operator_listener(self) -> asyncio.Server | None:
+        """The second address, bound but not yet served, so that a taken port ends the start before anything is open."""
+        settings = self._settings
+        if settings.operator_port is None:
+            return None
+        config = self._config(self._gateway.operator_api, lifespan="off")
+        config.load()
+        try:
+            return await asyncio.get_running_loop().create_server(
+                lambda: Connection(config, self.server_state, {}),
+                settings.operator_host,
+                settings.operator_port,
+                start_serving=False,
+            )
+        except OSError as error:
+            log.error("the operators' address cannot be bound: %s", error)
+            sys.exit(STARTUP_FAILURE)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain, then exit with status 0. Second Ctrl-C: stop at once."""
@@ -137,7 +207,7 @@ class Server(uvicorn.Server):
             return
         self._gateway.draining = True
         log.info("draining", extra={"signal": signal.Signals(sig).name})
-        delay_seconds = self._gateway.settings.server.drain_delay_seconds
+        delay_seconds = self._settings.drain_delay_seconds
         if delay_seconds:
             asyncio.get_running_loop().call_later(delay_seconds, self._stop)
         else:
@@ -154,12 +224,27 @@ def run_gateway(settings: Settings) -> int:
     gateway = create_app(settings, writer)
     writer.on_drop = gateway.metrics.log_lines_dropped.inc
     server = Server(gateway)
+    _open_file_limit(settings.limits)
     log.info(
         "starting",
         extra={"host": settings.server.host, "port": settings.server.port, "endpoints": len(settings.endpoints)},
     )
+    # What exists now lives as long as the process; a request's own objects are freed by their count, so that looking for cycles
+    # at the library's default pace is CPU for nothing and stops all streams meanwhile.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     try:
         server.run()
     finally:
         writer.close()
     return 0 if server.started else 1
+
+
+def _open_file_limit(limits: LimitSettings) -> None:
+    """Each connection is an open file: `limits` are the ceilings, not what a shell happens to allow a process at first."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    wanted = limits.connections + SURPLUS_CONNECTIONS + limits.in_flight
+    if most != resource.RLIM_INFINITY and most < wanted:
+        log.warning("the system allows %d open files, the limits may need %d: raise `ulimit -n` or lower them", most, wanted)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from serving.core.errors import ConfigurationError
 
@@ -36,6 +38,10 @@ def _engine_url(url: str) -> str:
         port = -1
     if parts.scheme != "http" or not parts.hostname or port == -1:
         raise ValueError("must be http://HOST:PORT or unix:/PATH")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise ValueError("must be http://HOST:PORT with a valid host name") from None
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
         raise ValueError("must be http://HOST:PORT without a path, query or user")
     return url.rstrip("/")
@@ -66,6 +72,17 @@ def _secret_file(path: Path) -> Path:
     return path
 
 
+def _origin(origin: str) -> str:
+    from urllib.parse import urlsplit
+
+    if origin == "*":
+        return origin
+    parts = urlsplit(origin)
+    if not parts.scheme or not parts.hostname or origin != f"{parts.scheme}://{parts.netloc}" or parts.username:
+        raise ValueError('must be an origin as browsers write it, SCHEME://HOST[:PORT] without a path, or "*"')
+    return origin.lower()
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -81,6 +98,23 @@ class ServerSettings(_Section):
     shutdown_grace_seconds: Seconds = 30.0
     """How long running requests may finish after the drain delay; then streams end with an error event."""
     backlog: Count = 2048
+    operator_host: str = "127.0.0.1"
+    operator_port: Port | None = None
+    """A second address, always plain HTTP and never for tenants: `/metrics` is served there only, probes on both."""
+    cors_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
+    """Origins whose pages may call the gateway from a browser, as https://HOST, or "*" for all; none: CORS is off."""
+    tls_certificate: Path | None = None
+    """Certificate chain and key as PEM files. New files are taken up while the gateway runs; wrong ones are not."""
+    tls_key: Path | None = None
+    tls_poll_seconds: Seconds = 5.0
+
+    @model_validator(mode="after")
+    def _whole_pair(self) -> ServerSettings:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together; give both or none")
+        if self.operator_port and (self.operator_host, self.operator_port) == (self.host, self.port):
+            raise ValueError("operator_port and port are the same; operators need an address of their own")
+        return self
 
 
 class ParameterLimits(_Section):
@@ -92,30 +126,40 @@ class ParameterLimits(_Section):
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     """None: the field is refused. It has crashed engines on long prompts."""
     max_tokens: Count | None = None
-    """Ceiling of max_tokens and max_completion_tokens; None leaves it to the model's context."""
+    """Ceiling of max_tokens, max_completion_tokens and max_output_tokens; None leaves it to the model's context."""
     prompts: Count = 256
     """Prompts in one completions request."""
 
-    @property
-    def bounds(self) -> tuple[tuple[str, int, int | None], ...]:
-        """(field, least, most) of each integer field; most below least means that the field is refused."""
-        return (
-            ("n", 1, self.n),
-            ("best_of", 1, self.best_of),
-            ("logprobs", 0, self.top_logprobs),
-            ("top_logprobs", 0, self.top_logprobs),
-            ("prompt_logprobs", 0, -1 if self.prompt_logprobs is None else self.prompt_logprobs),
-            ("max_tokens", 1, self.max_tokens),
-            ("max_completion_tokens", 1, self.max_tokens),
-            ("min_tokens", 0, self.max_tokens),
-        )
+    @cached_property
+    def bounds(self) -> dict[str, tuple[int, int | None]]:
+        """Least and most of each integer field; most below least means that the field is refused."""
+        return {
+            "n": (1, self.n),
+            "best_of": (1, self.best_of),
+            "logprobs": (0, self.top_logprobs),
+            "top_logprobs": (0, self.top_logprobs),
+            "prompt_logprobs": (0, -1 if self.prompt_logprobs is None else self.prompt_logprobs),
+            "max_tokens": (1, self.max_tokens),
+            "max_completion_tokens": (1, self.max_tokens),
+            "max_output_tokens": (1, self.max_tokens),
+            "min_tokens": (0, self.max_tokens),
+        }
 
 
 class LimitSettings(_Section):
     """What one gateway takes on. Every ceiling has a name here."""
 
     body_bytes: Count = 32 * 1024 * 1024
+    """Of a request's body, as it comes and decompressed."""
     body_timeout_seconds: Seconds = 60.0
+    connections: Count = 8192
+    """Open client connections; one more gets 503 and is closed."""
+    header_bytes: Count = 64 * 1024
+    """Names and values of a request's header fields, trailers included; more is answered 431."""
+    header_count: Count = 128
+    url_bytes: Count = 8 * 1024
+    header_timeout_seconds: Seconds = 10.0
+    """From a connection's or request's first byte to the end of its header fields; a slower connection is closed."""
     in_flight: Count = 4096
     """Requests between admission and their last byte; one more is answered 429."""
     parameters: ParameterLimits = ParameterLimits()
@@ -180,7 +224,7 @@ class AuthSettings(_Section):
     """One key in plain text, for the tenant `default`; give it by environment, not in a file."""
     keys: tuple[KeySettings, ...] = ()
     isolate_caches: bool = True
-    """With keys, tenants do not share an engine's prefix cache: whether a prompt is cached would tell what others asked."""
+    """Several tenants do not share an engine's prefix cache: whether a prompt is cached would tell what others asked."""
     cache_secret: SecretStr | None = None
     """What the tenants' cache salts are made with; give all replicas the same. Without it each process makes its own."""
 
@@ -190,9 +234,18 @@ class AuthSettings(_Section):
         for sha256 in seen:
             if seen.count(sha256) > 1:
                 raise ValueError(f"keys: the key {sha256[:8]}… is listed twice")
-        if self.api_key is not None and not self.api_key.get_secret_value().strip():
-            raise ValueError("api_key: is empty; leave it out to serve without keys")
         return self
+
+    @field_validator("api_key", "cache_secret", mode="after")
+    @classmethod
+    def _filled(cls, secret: SecretStr | None) -> SecretStr | None:
+        """Secrets that come from files end in a newline that nobody means."""
+        if secret is None:
+            return None
+        text = secret.get_secret_value().strip()
+        if not text:
+            raise ValueError("is empty; leave it out to do without")
+        return SecretStr(text)
 
 
 class EndpointSettings(_Section):
@@ -323,24 +376,25 @@ def catalog_dir() -> Path:
     return source if source.is_dir() else package / "_configs"
 
 
-def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings.
+def load_settings(path: Path | None = None) -> Settings:
+    """Read the settings from a YAML file and, over it, the process's environment.
 
     Raises:
-        ConfigurationError: naming the file or variable, the path of the field and what would be right.
+        ConfigurationError: naming the file or variable, the path of the field and what would be right; never a value.
     """
-    data: dict[str, Any] = {}
-    if path is not None:
-        data = _read_yaml(path)
-    environ = os.environ if environ is None else environ
-    _refuse_unknown_variables(environ)
+    data = _read_yaml(path) if path is not None else {}
+    _refuse_unknown_variables(os.environ)
     try:
         return Settings(**data)
     except ValidationError as error:
         lines = [_explain(problem, path) for problem in error.errors(include_url=False, include_input=False)]
         raise ConfigurationError("\n".join(lines)) from None
-    except ValueError as error:  # a variable whose JSON cannot be read
-        raise ConfigurationError(f"environment: {error}; nested values are JSON or {PREFIX}SECTION__FIELD") from None
+    except SettingsError as error:
+        names = re.findall(r'field "(\w+)"', str(error))
+        variable = PREFIX + names[0].upper() if names else "environment"
+        raise ConfigurationError(
+            f"{variable}: is not JSON; write JSON, or set fields one by one as {PREFIX}SECTION__FIELD"
+        ) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -348,21 +402,46 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: is not YAML: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        # The library's own words show the line, which may hold a secret.
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+        raise ConfigurationError(f"{path}: is not YAML: {error.problem}{line}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: is not YAML: {type(error).__name__}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigurationError(f"{path}: must be a mapping of sections, not a {type(loaded).__name__}")
+    for name in loaded:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{path}: {name}: is not a setting; the names of sections are words")
     return loaded
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from _paths(annotation, f"{prefix}{name}.")
+        section = _model_of(field.annotation)
+        if section is not None and get_origin(field.annotation) is not tuple:
+            yield from _paths(section, f"{prefix}{name}.")
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation names, by itself or as the item of a tuple."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    """The names of the fields of the section in which a location lies."""
+    model: type[BaseModel] | None = Settings
+    for part in location[:-1]:
+        if isinstance(part, str) and model is not None:
+            field = model.model_fields.get(part)
+            model = _model_of(field.annotation) if field is not None else None
+    return list(model.model_fields) if model is not None else []
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
@@ -372,18 +451,27 @@ def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
             raise ConfigurationError(f"environment: {name} is not a setting{_nearest(name.upper(), known)}")
 
 
-def _nearest(word: str, known: set[str]) -> str:
+def _nearest(word: str, known: Iterable[str]) -> str:
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {match[0]}?" if match else ""
 
 
 def _explain(problem: Any, path: Path | None) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    variable = PREFIX + "__".join(str(part) for part in problem["loc"]).upper()
-    source = variable if variable in os.environ else str(path) if path else "settings"
+    location = problem["loc"]
+    where = ".".join(str(part) for part in location)
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        parent = ".".join(where.split(".")[:-1])
-        siblings = {p for p in _paths(Settings) if p.rpartition(".")[0] == parent}
-        message = f"is not a setting{_nearest(where, siblings)}"
+        section = "".join(f"{part}." for part in location[:-1])
+        hint = _nearest(str(location[-1]), _fields_at(location)).replace("mean ", f"mean {section}", 1)
+        message = f"is not a setting{hint}"
+    source = _variable_at(location) or (str(path) if path else "settings")
     return f"{source}: {where}: {message}" if where else f"{source}: {message}"
+
+
+def _variable_at(location: tuple[Any, ...]) -> str | None:
+    """The variable of the environment that set the field at a location, as a whole or as part of its section."""
+    for end in range(len(location), 0, -1):
+        name = PREFIX + "__".join(str(part) for part in location[:end]).upper()
+        if name in os.environ:
+            return name
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -257,7 +258,7 @@ def test_one_key_listed_twice_is_refused(file_with: WriteFile) -> None:
 @pytest.mark.parametrize("value", ["", "  ", "\n"])
 def test_an_empty_key_does_not_mean_no_key(set_variable: SetVariable, value: str) -> None:
     set_variable("SERVING_AUTH__API_KEY", value)
-    assert "auth: api_key: is empty" in complaint()
+    assert "auth.api_key: is empty" in complaint()
 
 
 def test_no_secret_is_in_any_rendering_of_the_settings(set_variable: SetVariable) -> None:
@@ -315,7 +316,7 @@ def _variables(values: dict[str, Any], prefix: str = "SERVING") -> Iterator[tupl
         if isinstance(value, dict):
             yield from _variables(value, f"{prefix}{'__' if '_' in prefix else '_'}{name}".upper())
         elif value is not None:
-            yield f"{prefix}__{name}".upper(), str(value)
+            yield f"{prefix}__{name}".upper(), json.dumps(value) if isinstance(value, tuple) else str(value)
 
 
 def test_each_field_can_be_given_by_a_variable(set_variable: SetVariable) -> None:

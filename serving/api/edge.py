@@ -16,8 +16,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from serving.api.decoding import Decoder, decoder_for
 from serving.api.errors import internal_fault
-from serving.api.reply import Receive, Reply, Scope, Send, reply_to
+from serving.api.reply import Receive, Reply, Scope, Send, cycle_of, reply_to
 from serving.core.clock import monotonic
 from serving.core.context import RequestContext
 from serving.core.errors import (
@@ -64,17 +65,18 @@ class Edge:
             return
         headers = dict(scope["headers"])
         ctx = _context(route, headers)
-        reply = reply_to(ctx, receive, send)
+        reply = reply_to(ctx, send)
         if scope["method"] != "POST":
             await reply.fail(MethodNotAllowed(f"{route.path} takes POST only.", headers={"allow": "POST"}))
             return
         task = asyncio.current_task()
         assert task is not None
-        visit = Visit(ctx, reply, task, receive)
+        cycle = cycle_of(receive)
+        visit = Visit(ctx, reply, task, receive, cycle)
         self._active.add(visit)
         self._idle.clear()
         try:
-            await self._serve(visit, Body(headers, receive, self._limits))
+            await self._serve(visit, Body(headers, receive, self._limits, whole=cycle is not None and not cycle.more_body))
         finally:
             visit.close()
             self._active.discard(visit)
@@ -125,19 +127,28 @@ class Edge:
 
 
 def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
-    given = headers.get(b"x-request-id", b"")
-    request_id = given.decode("ascii") if _REQUEST_ID.fullmatch(given) else f"{_random.getrandbits(128):032x}"
-    traceparent = headers.get(b"traceparent", b"")
-    traced = bool(_TRACEPARENT.fullmatch(traceparent))
+    given = headers.get(b"x-request-id")
+    valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
+    request_id = given.decode("ascii") if valid and given else f"{_random.getrandbits(128):032x}"
+    traceparent = headers.get(b"traceparent")
+    traced = traceparent is not None and _TRACEPARENT.fullmatch(traceparent) is not None
     tracestate = headers.get(b"tracestate", b"")
     return RequestContext(
         request_id=request_id,
         route=route,
-        credential=bearer(headers.get(b"authorization")),
+        credential=_credential(route, headers),
         arrived=monotonic(),
-        traceparent=traceparent.decode("ascii") if traced else None,
+        traceparent=traceparent.decode("ascii") if traced and traceparent else None,
         tracestate=tracestate.decode("ascii") if traced and _TRACESTATE.fullmatch(tracestate) else None,
     )
+
+
+def _credential(route: Route, headers: dict[bytes, bytes]) -> str | None:
+    """What the client shows of itself: a bearer credential, else a key where its API puts one."""
+    credential = bearer(headers.get(b"authorization"))
+    if credential is not None or route.dialect.key_header is None:
+        return credential
+    return headers.get(route.dialect.key_header, b"").strip().decode("utf-8", "surrogateescape") or None
 
 
 def bearer(authorization: bytes | None) -> str | None:
@@ -158,13 +169,14 @@ class Visit:
 
     __slots__ = ("_cycle", "_receive", "_watch", "ctx", "reply", "task")
 
-    def __init__(self, ctx: RequestContext, reply: Reply, task: asyncio.Task[Any], receive: Receive) -> None:
+    def __init__(
+        self, ctx: RequestContext, reply: Reply, task: asyncio.Task[Any], receive: Receive, cycle: RequestResponseCycle | None
+    ) -> None:
         self.ctx = ctx
         self.reply = reply
         self.task = task
         self._receive = receive
-        cycle = getattr(receive, "__self__", None)
-        self._cycle = cycle if isinstance(cycle, RequestResponseCycle) else None
+        self._cycle = cycle
         self._watch: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
@@ -198,22 +210,23 @@ class Visit:
 class Body:
     """The client's side: reads the body within its limits, then watches whether the client stays."""
 
-    def __init__(self, headers: dict[bytes, bytes], receive: Receive, limits: LimitSettings) -> None:
+    def __init__(self, headers: dict[bytes, bytes], receive: Receive, limits: LimitSettings, *, whole: bool = False) -> None:
         self.on_complete: Callable[[], None] = lambda: None
         self._headers = headers
         self._receive = receive
         self._limits = limits
+        self._whole = whole
+        """All of it is here already, so there is nothing to wait for."""
 
     async def body(self) -> bytes:
         self._check_head()
-        cycle = getattr(self._receive, "__self__", None)
-        if isinstance(cycle, RequestResponseCycle) and not cycle.more_body:
-            # All of it is here already, so there is nothing to wait for.
-            body = await self._read()
+        decoder = decoder_for(self._headers.get(b"content-encoding"), self._limits.body_bytes)
+        if self._whole:
+            body = await self._read(decoder)
         else:
             try:
                 async with asyncio.timeout(self._limits.body_timeout_seconds):
-                    body = await self._read()
+                    body = await self._read(decoder)
             except TimeoutError:
                 raise RequestTimeout(
                     f"The body did not arrive within {self._limits.body_timeout_seconds:g} s.", headers={"connection": "close"}
@@ -225,16 +238,11 @@ class Body:
         length = self._headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limits.body_bytes:
             raise self._too_large()
-        if (coding := self._headers.get(b"content-encoding", b"identity").lower()) != b"identity":
-            raise UnsupportedMedia(
-                f"The content coding {coding.decode('latin-1')[:40]!r} is not supported: send the body as it is.",
-                headers={"accept-encoding": "identity"},
-            )
         kind = self._headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
         if kind != b"application/json" and not kind.endswith(b"+json"):
             raise UnsupportedMedia("The header Content-Type must be application/json.")
 
-    async def _read(self) -> bytes:
+    async def _read(self, decoder: Decoder | None) -> bytes:
         parts: list[bytes] = []
         total = 0
         while True:
@@ -245,8 +253,13 @@ class Body:
             total += len(part)
             if total > self._limits.body_bytes:
                 raise self._too_large()
-            parts.append(part)
+            if decoder is None:
+                parts.append(part)
+            else:
+                await decoder.decode(part, parts)
             if not message.get("more_body"):
+                if decoder is not None:
+                    decoder.finish()
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _too_large(self) -> BodyTooLarge:

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from serving.api.errors import error_body, error_event, error_headers
 from serving.core.clock import monotonic
-from serving.core.context import Headers, RequestContext
+from serving.core.context import Headers, RequestContext, Write
 from serving.core.errors import RequestError, Unavailable
 
 Scope = MutableMapping[str, Any]
@@ -34,6 +34,11 @@ class Reply:
         self._send = send
         self._mid_event = False
 
+    @property
+    def write(self) -> Write | None:
+        """A way to write without waiting; the portable reply has none."""
+        return None
+
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": self._head(headers)})
@@ -47,13 +52,16 @@ class Reply:
 
     async def fail(self, error: RequestError) -> None:
         """Answer with an error object; only before the first byte."""
-        body = error_body(error)
+        body = error_body(error, self._ctx.route.dialect, self._ctx.request_id)
         await self.start(error.status, error_headers(error, len(body)))
         await self.send(body, last=True)
 
     async def end_in_band(self, error: RequestError) -> None:
-        """Say inside the stream that it broke off, and end it without `[DONE]`."""
-        await self.send(error_event(error, mid_event=self._mid_event), last=True)
+        """Say inside the stream that it broke off, and end it without the mark of a whole one."""
+        ctx = self._ctx
+        dialect, mid_event = ctx.route.dialect, self._mid_event
+        event = error_event(error, mid_event=mid_event, dialect=dialect, request_id=ctx.request_id, number=ctx.next_event)
+        await self.send(event, last=True)
 
     async def end_at_shutdown(self) -> None:
         error = Unavailable("The gateway is shutting down.", code="shutting_down", retry_after_seconds=1)
@@ -74,11 +82,17 @@ class Reply:
     def _head(self, headers: Headers) -> Headers:
         """The answer's headers, with what the gateway adds to all of them."""
         ctx = self._ctx
-        headers = [*headers, (b"x-request-id", ctx.request_id.encode("ascii"))]
+        request_id = ctx.request_id.encode("ascii")
+        headers = [*headers, (b"x-request-id", request_id)]
+        if ctx.route.dialect.request_id_header is not None:
+            headers.append((ctx.route.dialect.request_id_header, request_id))
         if ctx.dropped_fields:
             headers.append((b"x-serving-dropped-fields", ", ".join(ctx.dropped_fields).encode("ascii", "replace")))
-        if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
-            headers = [(name, value) for name, value in headers if name != b"cache-control"] + STREAM_HEADERS
+        for name, value in headers:
+            if name == b"content-type":
+                if value.startswith(b"text/event-stream"):
+                    headers = [(name, value) for name, value in headers if name != b"cache-control"] + STREAM_HEADERS
+                break
         return headers
 
 
@@ -123,10 +137,7 @@ class SplicedReply(Reply):
     async def send(self, data: bytes, *, last: bool) -> None:
         cycle = self._cycle
         self.ended = last
-        if self._flow.write_paused and not cycle.disconnected:
-            self.blocked_since = monotonic()
-            await self._flow.drain()
-            self.blocked_since = 0.0
+        await self._room()
         if cycle.disconnected:
             return
         self._mid_event = not data.endswith(b"\n\n")
@@ -134,6 +145,10 @@ class SplicedReply(Reply):
         if not self._chunked:
             text = head + data if head else data
         elif not last:
+            if not data:
+                # An empty chunk would end the answer.
+                self._pending = head
+                return
             text = b"%s%x\r\n%s\r\n" % (head, len(data), data)
         elif data:
             text = b"%s%x\r\n%s\r\n0\r\n\r\n" % (head, len(data), data)
@@ -142,6 +157,27 @@ class SplicedReply(Reply):
         cycle.transport.write(text)
         if last:
             self._finish()
+
+    @property
+    def write(self) -> Write | None:
+        return self._write
+
+    async def _room(self) -> None:
+        """Wait until the client's buffer has room."""
+        if self._flow.write_paused and not self._cycle.disconnected:
+            self.blocked_since = monotonic()
+            await self._flow.drain()
+            self.blocked_since = 0.0
+
+    def _write(self, data: bytes) -> bool:
+        cycle = self._cycle
+        if data and not cycle.disconnected:
+            self._mid_event = not data.endswith(b"\n\n")
+            text = b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data
+            if self._pending:
+                text, self._pending = self._pending + text, b""
+            cycle.transport.write(text)
+        return not self._flow.write_paused
 
     def _finish(self) -> None:
         """What uvicorn's own `send` does after the last byte."""
@@ -156,9 +192,13 @@ class SplicedReply(Reply):
         self._cycle.transport.abort()
 
 
-def reply_to(ctx: RequestContext, receive: Receive, send: Send) -> Reply:
+def cycle_of(message_channel: Receive | Send) -> RequestResponseCycle | None:
+    """uvicorn's request cycle behind a `receive` or `send` of its own; None for any other server, or where something wraps it."""
+    cycle = getattr(message_channel, "__self__", None)
+    return cycle if type(cycle) is RequestResponseCycle else None
+
+
+def reply_to(ctx: RequestContext, send: Send) -> Reply:
     """The fastest reply that the server allows: whatever wraps its `send` keeps the portable one."""
-    cycle = getattr(send, "__self__", None)
-    if isinstance(cycle, RequestResponseCycle) and cycle.scope["method"] != "HEAD":
-        return SplicedReply(ctx, send, cycle)
-    return Reply(ctx, send)
+    cycle = cycle_of(send)
+    return Reply(ctx, send) if cycle is None or cycle.scope["method"] == "HEAD" else SplicedReply(ctx, send, cycle)

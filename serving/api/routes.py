@@ -16,9 +16,12 @@ from serving.observability.metrics import Metrics
 from serving.tenancy.identities import Identities
 
 
-def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics, draining: Callable[[], bool]) -> FastAPI:
-    """The FastAPI application behind the hot path."""
-    api = FastAPI(title="serving", openapi_url=None, docs_url=None, redoc_url=None)
+def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics | None, draining: Callable[[], bool]) -> FastAPI:
+    """The FastAPI application behind the hot path; without `metrics`, they are served elsewhere."""
+    api = _bare_api()
+    _add_probes(api, fleet, draining)
+    if metrics is not None:
+        _add_metrics(api, metrics)
     created_seconds = int(wall_seconds())
 
     def card(model: str) -> dict[str, object]:
@@ -46,6 +49,18 @@ def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics, draini
             raise ModelNotFound("The model does not exist here. GET /v1/models lists those that do.", param="model")
         return card(model)
 
+    return api
+
+
+def create_operator_api(*, fleet: Fleet, metrics: Metrics, draining: Callable[[], bool]) -> FastAPI:
+    """What operators see at an address of their own."""
+    api = _bare_api()
+    _add_probes(api, fleet, draining)
+    _add_metrics(api, metrics)
+    return api
+
+
+def _add_probes(api: FastAPI, fleet: Fleet, draining: Callable[[], bool]) -> None:
     @api.api_route("/livez", methods=["GET", "HEAD"])
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
@@ -61,10 +76,17 @@ def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics, draini
             "models": {model: snapshot.ready(model) for model in snapshot.by_model},
         }
 
+
+def _add_metrics(api: FastAPI, metrics: Metrics) -> None:
     @api.api_route("/metrics", methods=["GET", "HEAD"])
     async def scrape() -> Response:
         text, content_type = metrics.exposition()
         return Response(text, media_type=content_type)
+
+
+def _bare_api() -> FastAPI:
+    """An application without routes, whose every error is the error object."""
+    api = FastAPI(title="serving", redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None)
 
     @api.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> Response:

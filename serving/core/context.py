@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,13 +13,16 @@ Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one request; None where the engine did not say. `prompt_tokens` includes `cached_tokens`."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+
+
+UNKNOWN_USAGE = Usage()
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class RequestContext:
     body_bytes: int = 0
     """Size of the body as the client sent it."""
     document: dict[str, Any] = field(default_factory=dict)
-    dropped_fields: list[str] = field(default_factory=list)
+    dropped_fields: tuple[str, ...] = ()
     """Members of the body that did not go to the engine."""
     hides_usage: bool = False
     """The stream's usage event was asked for by the gateway and is not the client's."""
@@ -53,10 +56,14 @@ class RequestContext:
     attempts: int = 0
 
     first_byte: float = 0.0
+    first_token: float = 0.0
+    """When a stream's first event came that holds a token; some streams begin before the engine does."""
     last_byte: float = 0.0
     events: int = 0
     """Stream events that carried a choice."""
-    usage: Usage = field(default_factory=Usage)
+    next_event: int = 0
+    """The number that an event would have which the gateway adds to a stream that broke off."""
+    usage: Usage = UNKNOWN_USAGE
     usage_estimated: bool = False
     """The answer ended before the engine said its usage."""
     finish_reason: str = ""
@@ -79,10 +86,19 @@ class Incoming(Protocol):
         ...
 
 
+Write = Callable[[bytes], bool]
+"""Writes bytes at once and returns whether the client's buffer has room for more."""
+
+
 class Outgoing(Protocol):
     """The answer's side, as the pipeline sees it. Nothing is sent before `start`."""
 
     started: bool
+
+    @property
+    def write(self) -> Write | None:
+        """A way to write without waiting, where the server allows one; only between `start` and the last `send`."""
+        ...
 
     def start(self, status: int, headers: Headers) -> Awaitable[None]: ...
 

@@ -9,8 +9,10 @@
         ├── MethodNotAllowed      405
         ├── RequestTimeout        408   the client did not send its body in time
         ├── BodyTooLarge          413
+        ├── UrlTooLong            414
         ├── UnsupportedMedia      415
         ├── Overloaded            429   full here: come back after `retry_after_seconds`
+        ├── HeadTooLarge          431   more header fields, or longer ones, than the edge reads
         ├── Unavailable           503   no engine can serve the model now
         ├── EngineFailed          502   engines were tried and failed before the first byte
         ├── EngineTimedOut        504   no first byte in time
@@ -107,10 +109,24 @@ class BodyTooLarge(RequestError):
     outcome = "invalid"
 
 
+class UrlTooLong(RequestError):
+    status = 414
+    type = "invalid_request_error"
+    code = "url_too_long"
+    outcome = "invalid"
+
+
 class UnsupportedMedia(RequestError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+    outcome = "invalid"
+
+
+class HeadTooLarge(RequestError):
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
     outcome = "invalid"
 
 

@@ -40,6 +40,9 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 """Older names of structured output; vLLM ignores them, so they are said again in the words it knows."""
 
 
+GUIDED_NAMES = frozenset(GUIDED)
+
+
 @dataclass(slots=True)
 class Edit:
     """What changes in a body: members that go, and members that are set last."""
@@ -63,9 +66,12 @@ def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
-    ctx.stream = bool(stream)
+    ctx.stream = bool(stream) and ctx.route.generates
     for required in ctx.route.required:
         _require(document, required)
+    for name in ctx.route.refused:
+        if document.get(name) not in (None, False):
+            raise InvalidRequest(f"The field '{name}' cannot be used: {ctx.route.refused_words}.", param=name)
     _check_limits(document, limits)
     return model
 
@@ -78,12 +84,17 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
     document = ctx.document
     edit = Edit()
     edit.drop = {name for name in document if name in GATEWAY_ONLY or name.startswith(GATEWAY_ONLY_PREFIX)}
-    ctx.dropped_fields = sorted({name if name in GATEWAY_ONLY else GATEWAY_ONLY_PREFIX for name in edit.drop})
+    if edit.drop:
+        ctx.dropped_fields = tuple(sorted({name if name in GATEWAY_ONLY else GATEWAY_ONLY_PREFIX for name in edit.drop}))
     if ctx.stream and ctx.route.usage_option:
         _ask_for_usage(ctx, document, edit)
-    if cache_salt is not None:
+    edit.put.update(ctx.route.forced)
+    if not ctx.route.generates:
+        edit.drop.add("cache_salt")
+    elif cache_salt is not None:
         edit.put["cache_salt"] = orjson.dumps(cache_salt)
-    if "structured_outputs" not in document and (guided := {v: document[k] for k, v in GUIDED.items() if document.get(k)}):
+    if not GUIDED_NAMES.isdisjoint(document) and "structured_outputs" not in document:
+        guided = {kind: document[name] for name, kind in GUIDED.items() if document.get(name)}
         edit.put["structured_outputs"] = orjson.dumps(guided)
     if edit.drop or edit.put:
         ctx.body = edited(ctx.body, document, drop=edit.drop, put=edit.put)
@@ -123,19 +134,24 @@ def _require(document: dict[str, Any], required: Field) -> None:
 
 def _check_limits(document: dict[str, Any], limits: ParameterLimits) -> None:
     """Parameters that multiply an engine's memory or work are bounded before it sees them."""
-    for name, least, most in limits.bounds:
-        value = document.get(name)
-        if value is None or (name == "logprobs" and isinstance(value, bool)):
-            # In chat `logprobs` is a switch; its number is `top_logprobs`.
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidRequest(f"The field '{name}' must be an integer.", param=name)
-        if value < least or (most is not None and value > most):
-            right = f"at least {least}" if most is None else f"from {least} to {most}" if most >= least else "left out"
-            raise InvalidRequest(f"The field '{name}' must be {right} here.", param=name)
+    bounds = limits.bounds
+    for name in bounds.keys() & document.keys():
+        _check_bounds(document, name, *bounds[name])
     prompt = document.get("prompt")
     if isinstance(prompt, list) and _prompts(prompt) > limits.prompts:
         raise InvalidRequest(f"The field 'prompt' holds more than {limits.prompts} prompts.", param="prompt")
+
+
+def _check_bounds(document: dict[str, Any], name: str, least: int, most: int | None) -> None:
+    value = document[name]
+    if value is None or (name == "logprobs" and isinstance(value, bool)):
+        # In chat `logprobs` is a switch; its number is `top_logprobs`.
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"The field '{name}' must be an integer.", param=name)
+    if value < least or (most is not None and value > most):
+        right = f"at least {least}" if most is None else f"from {least} to {most}" if most >= least else "left out"
+        raise InvalidRequest(f"The field '{name}' must be {right} here.", param=name)
 
 
 def _prompts(prompt: Collection[Any]) -> int:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import orjson
 
 from serving.core.context import Headers, RequestContext
-from serving.engines.wire import Address, AnswerTimedOut, Connection, Exchange, Pool, WireError
+from serving.engines.wire import Address, AnswerTimedOut, BrokenAnswer, Connection, Exchange, Pool, WireError
 from serving.settings import RelaySettings
 
 SWEEP_SECONDS = 0.25
+PROBE_BODY_BYTES = 4 * 1024 * 1024
+"""A list of models with all their adapters is well below this."""
 SECRET_HEADER = b"x-serving-engine-secret"
 PASSED_HEADERS = frozenset((b"content-type", b"content-length", b"content-encoding", b"cache-control"))
 """What an engine's header may tell a client; the rest is between the gateway and its engines."""
@@ -95,12 +97,17 @@ class Relay:
             connection.send(exchange, _request(pool.address, ctx, self._secret_line))
             status = await exchange.head()
             if status >= 300:
-                raise _refusal(status, exchange.headers, await self._read_bounded(exchange))
+                body, _ = await _read_bounded(exchange, self._settings.error_body_bytes)
+                raise _refusal(status, exchange.headers, body)
             first, complete = await exchange.piece()
-            is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in exchange.headers)
-            if is_stream and first.startswith(b'data: {"error"'):
-                raise _refusal(500, [], first[len(b"data: ") :].partition(b"\n")[0], in_stream=True)
-            headers = [(name, value) for name, value in exchange.headers if name in PASSED_HEADERS]
+            is_stream = False
+            headers: Headers = []
+            for name, value in exchange.headers:
+                if name in PASSED_HEADERS:
+                    headers.append((name, value))
+                    is_stream = is_stream or (name == b"content-type" and value.startswith(b"text/event-stream"))
+            if is_stream and first.startswith(ctx.route.dialect.error):
+                raise _refusal(500, [], first.partition(b"data: ")[2].partition(b"\n")[0], in_stream=True)
             return Answer(exchange, status, headers, first, complete, is_stream)
         except BaseException:
             self.close(exchange)
@@ -121,7 +128,9 @@ class Relay:
                 try:
                     connection.send(exchange, request)
                     status = await exchange.head()
-                    body = await self._read_bounded(exchange)
+                    body, complete = await _read_bounded(exchange, PROBE_BODY_BYTES)
+                    if not complete:
+                        raise BrokenAnswer(f"the answer to {path} is larger than {PROBE_BODY_BYTES} bytes")
                     if status == 401 and b'"engine_secret"' in body:
                         what = "another secret than" if self._secret_line else "a secret; give it as"
                         raise SecretRefused(f"the engine's guard wants {what} relay.engine_secret")
@@ -156,15 +165,6 @@ class Relay:
         self._exchanges.add(exchange)
         return exchange
 
-    async def _read_bounded(self, exchange: Exchange) -> bytes:
-        body = b""
-        while len(body) < self._settings.error_body_bytes:
-            piece, complete = await exchange.piece()
-            body += piece
-            if complete:
-                break
-        return body
-
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
@@ -173,6 +173,16 @@ class Relay:
                     exchange.fail(AnswerTimedOut("the engine was silent for too long"))
             for pool in self._pools.values():
                 pool.close_idle(self._settings.idle_connection_seconds)
+
+
+async def _read_bounded(exchange: Exchange, limit_bytes: int) -> tuple[bytes, bool]:
+    """A body, or its beginning of about `limit_bytes`, and whether it is whole."""
+    body = b""
+    complete = False
+    while not complete and len(body) < limit_bytes:
+        piece, complete = await exchange.piece()
+        body += piece
+    return body, complete
 
 
 def _request(address: Address, ctx: RequestContext, secret_line: bytes) -> bytes:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from functools import lru_cache
 
 import orjson
 
 from serving.core.context import Usage
 from serving.core.routes import Dialect
 
-_DATA_LINE = b"\ndata:"
 _USAGE = b'"usage":'
-_FINISH_REASON = b'"finish_reason":"'
+_SEQUENCE_NUMBER = b'"sequence_number":'
 _TAIL_BYTES = 256 * 1024
 _USAGE_EVENT_BYTES = 4096
 _DECODER = json.JSONDecoder()
+
+
+@lru_cache
+def _marks(dialect: Dialect) -> tuple[tuple[bytes, ...], tuple[bytes, ...], int]:
+    """A dialect's marks at the beginning of a line, and how many bytes of a piece the next one may need to complete one."""
+    done = tuple(b"\n" + mark for mark in dialect.done)
+    error = tuple(b"\n" + mark for mark in dialect.error)
+    return done, error, max(map(len, (*done, *error, dialect.token))) - 1
 
 
 class AnswerView:
@@ -29,9 +37,11 @@ class AnswerView:
         "_carry_bytes",
         "_dialect",
         "_done",
+        "_ending",
         "_error",
         "_pieces",
         "_pieces_bytes",
+        "_token",
         "done",
         "events",
         "failed",
@@ -40,12 +50,13 @@ class AnswerView:
 
     def __init__(self, dialect: Dialect, *, is_stream: bool) -> None:
         self._dialect = dialect
-        self._done = tuple(b"\n" + mark for mark in dialect.done)
-        self._error = tuple(b"\n" + mark for mark in dialect.error)
-        self._carry_bytes = max(map(len, self._done + self._error)) - 1
+        self._done, self._error, self._carry_bytes = _marks(dialect)
+        self._token = dialect.token
+        self._ending = False
+        """The mark that ends the stream was there."""
         self.is_stream = is_stream
         self.events = 0
-        """`data:` lines so far, the one that says it is done not counted."""
+        """Events so far that hold tokens, as far as the dialect tells them from others; the one that is the end is none."""
         self.done = False
         """The stream said that it is whole."""
         self.failed = False
@@ -65,11 +76,16 @@ class AnswerView:
         carry = self._carry
         text = carry + data
         # What lies wholly inside the carried bytes was counted with the piece before.
-        lines = text.count(_DATA_LINE) - carry.count(_DATA_LINE)
-        for mark in self._done:
-            if mark in text and not self.done:
-                self.done = True
-                lines -= 1
+        lines = text.count(self._token) - carry.count(self._token)
+        if self._ending:
+            self.done = self.done or b"\n\n" in carry[-1:] + data
+        else:
+            for mark in self._done:
+                if mark in text:
+                    self._ending = True
+                    self.done = not self._dialect.done_has_data or b"\n\n" in text[text.find(mark) + 1 :]
+                    lines -= mark.startswith(self._token)
+                    break
         for mark in self._error:
             if mark in text:
                 self.failed = True
@@ -83,25 +99,45 @@ class AnswerView:
 
     def choice_events(self) -> int:
         """Events that held a choice: all but the usage event, which comes last where it was asked for."""
+        if self._dialect.name != "openai":
+            return self.events
         return self.events - (b'"choices":[]' in self._tail()[-_USAGE_EVENT_BYTES:])
+
+    def next_number(self) -> int:
+        """The number of the next event, where the events of a stream are numbered."""
+        tail = self._tail()
+        start = tail.rfind(_SEQUENCE_NUMBER)
+        if start < 0:
+            return 0
+        start += len(_SEQUENCE_NUMBER)
+        digits = tail[start : start + 12].partition(b",")[0].partition(b"}")[0]
+        return int(digits) + 1 if digits.isdigit() else 0
 
     def usage(self) -> Usage:
         """The usage object that came last; its fields are None where there was none or it makes no sense."""
-        found = self._last_usage()
+        dialect = self._dialect
+        worth = dialect.usage_before_done if self.is_stream and not self.done else "all"
+        found = None if worth == "none" else self._last_usage()
         if found is None:
             return Usage()
+        prompt = _count(found.get(dialect.prompt_keys[0]))
+        if prompt is not None:
+            prompt += sum(_count(found.get(key)) or 0 for key in dialect.prompt_keys[1:])
+        if worth == "prompt":
+            return Usage(prompt)
         cached: object = found
-        for key in self._dialect.cached_path:
+        for key in dialect.cached_path:
             cached = cached.get(key) if isinstance(cached, dict) else None
-        return Usage(_count(found.get(self._dialect.prompt_key)), _count(cached), _count(found.get(self._dialect.output_key)))
+        return Usage(prompt, _count(cached), _count(found.get(dialect.output_key)))
 
     def finish_reason(self) -> str:
         """The finish reason that came last, or an empty string."""
         tail = self._tail()
-        start = tail.rfind(_FINISH_REASON)
+        key = self._dialect.finish_key
+        start = tail.rfind(key)
         if start < 0:
             return ""
-        start += len(_FINISH_REASON)
+        start += len(key)
         end = tail.find(b'"', start, start + 32)
         return tail[start:end].decode("ascii", "replace") if end > 0 else ""
 
@@ -118,17 +154,40 @@ class AnswerView:
             end = start
             text = tail[start + len(_USAGE) : start + len(_USAGE) + _USAGE_EVENT_BYTES].decode("utf-8", "replace").lstrip()
             if not text.startswith("{"):
-                continue
+                if self._dialect.name == "openai":
+                    continue
+                return None
             try:
                 found, _ = _DECODER.raw_decode(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
             return found if isinstance(found, dict) else None
         return None
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+
+
+class WholeView(AnswerView):
+    """The same view of an answer that is not a stream and came whole: small ones are simply parsed."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, dialect: Dialect, body: bytes) -> None:
+        super().__init__(dialect, is_stream=False)
+        super().feed(body)
+        self._body = body
+
+    def _last_usage(self) -> dict[str, object] | None:
+        if len(self._body) > _USAGE_EVENT_BYTES:
+            return super()._last_usage()
+        try:
+            document = orjson.loads(self._body)
+        except orjson.JSONDecodeError:
+            return None
+        found = document.get("usage") if isinstance(document, dict) else None
+        return found if isinstance(found, dict) else None
 
 
 class HiddenUsage:

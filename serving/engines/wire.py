@@ -7,6 +7,7 @@ connection, which is how vLLM learns that nobody waits any more.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
@@ -81,6 +82,7 @@ class Exchange:
         "_loop",
         "_pieces",
         "_pieces_bytes",
+        "_sink",
         "_waiter",
         "connection",
         "deadline",
@@ -100,6 +102,7 @@ class Exchange:
         self._loop = connection.loop
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
+        self._sink: Callable[[bytes], bool] | None = None
         self._ended = False
         self._error: WireError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -120,6 +123,8 @@ class Exchange:
                 data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
                 self._pieces = []
                 if self._pieces_bytes > self.high_water_bytes and self.connection is not None:
+                    # It was us who did not listen: the engine's silence begins now.
+                    self.deadline = self._loop.time() + self.idle_timeout_seconds
                     self.connection.resume_reading()
                 self._pieces_bytes = 0
                 return data, self._ended
@@ -128,6 +133,19 @@ class Exchange:
             if self._error is not None:
                 raise self._error
             await self._wait()
+
+    async def divert(self, sink: Callable[[bytes], bool]) -> None:
+        """Hand each piece to `sink` as it is read, until that returns False, the body is complete, or the exchange fails.
+
+        What came before and what comes after is for `piece()`, which also raises the failure.
+        """
+        if self._pieces or self._ended or self._error is not None:
+            return
+        self._sink = sink
+        try:
+            await self._wait()
+        finally:
+            self._sink = None
 
     async def _wait(self) -> None:
         waiter = self._waiter = self._loop.create_future()
@@ -142,7 +160,8 @@ class Exchange:
             waiter.set_result(None)
 
     def close(self) -> None:
-        """Give the connection up; it is closed unless the answer is complete."""
+        """Give the connection up; it is closed unless the answer is complete. Whoever waits for more gets an error."""
+        self.fail(BrokenAnswer("the exchange was given up"))
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.abandon()
@@ -159,6 +178,13 @@ class Exchange:
         return self._waiter is not None and self._loop.time() > self.deadline
 
     def feed(self, data: bytes) -> None:
+        if self._sink is not None:
+            self.deadline = self._loop.time() + self.idle_timeout_seconds
+            if not self._sink(data):
+                # The next pieces wait here until the client has taken what it was sent.
+                self._sink = None
+                self._wake()
+            return
         self._pieces.append(data)
         self._pieces_bytes += len(data)
         self.deadline = self._loop.time() + self.idle_timeout_seconds
@@ -344,9 +370,12 @@ class Pool:
                 else:
                     await loop.create_connection(lambda: connection, self.address.host, self.address.port)
         except TimeoutError:
+            connection.abandon()
             raise Unreachable("the engine did not accept a connection in time") from None
-        except OSError as error:
-            raise Unreachable(f"the engine cannot be reached: {error.strerror or type(error).__name__}") from None
+        except (OSError, UnicodeError) as error:
+            # UnicodeError: a host that is no name at all.
+            why = error.strerror if isinstance(error, OSError) else None
+            raise Unreachable(f"the engine cannot be reached: {why or type(error).__name__}") from None
         except asyncio.CancelledError:
             # The transport may be up already although nobody will ever get the connection.
             connection.abandon()

@@ -60,9 +60,9 @@ class Probe:
     async def _watch(self, endpoint: Endpoint) -> None:
         soon = self._soon[endpoint.name]
         while True:
+            soon.clear()
             state, reason = await self._ask(endpoint)
             self._note(endpoint, state, reason)
-            soon.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.period_seconds):
                     await soon.wait()

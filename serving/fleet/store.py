@@ -41,11 +41,15 @@ class Snapshot:
     """By endpoint name."""
     by_model: Mapping[str, tuple[EndpointStatus, ...]] = field(default_factory=dict)
 
+    candidates_by_model: Mapping[str, tuple[Endpoint, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = {model: _candidates(statuses) for model, statuses in self.by_model.items()}
+        object.__setattr__(self, "candidates_by_model", MappingProxyType(found))
+
     def candidates(self, model: str) -> tuple[Endpoint, ...]:
         """The endpoints that may serve the model: the ready ones, else those of which nothing is known."""
-        statuses = self.by_model.get(model, ())
-        ready = tuple(s.endpoint for s in statuses if s.state is EndpointState.READY)
-        return ready or tuple(s.endpoint for s in statuses if s.state is EndpointState.UNKNOWN)
+        return self.candidates_by_model.get(model, ())
 
     def ready(self, model: str) -> bool:
         return any(s.state is EndpointState.READY for s in self.by_model.get(model, ()))
@@ -53,6 +57,11 @@ class Snapshot:
     @property
     def any_ready(self) -> bool:
         return any(s.state is EndpointState.READY for s in self.statuses.values())
+
+
+def _candidates(statuses: tuple[EndpointStatus, ...]) -> tuple[Endpoint, ...]:
+    ready = tuple(s.endpoint for s in statuses if s.state is EndpointState.READY)
+    return ready or tuple(s.endpoint for s in statuses if s.state is EndpointState.UNKNOWN)
 
 
 class Fleet:

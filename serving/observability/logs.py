@@ -5,6 +5,7 @@ Never a prompt, an answer or a key: only what is listed in `request_line` and th
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -88,14 +89,34 @@ class JsonLines(logging.Handler):
             "time": _stamp(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
         }
         for key, value in vars(record).items():
             if key not in _STANDARD:
                 line[key] = value
         if record.exc_info:
             line["exception"] = logging.Formatter().formatException(record.exc_info)
-        self._writer.write(orjson.dumps(line, default=str))
+        self._writer.write(_rendered(line))
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):
+        # A format that does not fit its arguments still says more than nothing.
+        return f"{record.msg} {record.args!r}"
+
+
+def _rendered(line: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except (TypeError, ValueError):
+        # Lone surrogates and numbers beyond 64 bits: the slower library escapes them.
+        pass
+    try:
+        return json.dumps(line, default=str, skipkeys=True).encode("ascii")
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps({str(key): repr(value)[:1000] for key, value in line.items()}).encode("ascii")
 
 
 class RequestLog:
@@ -105,7 +126,7 @@ class RequestLog:
         self._writer = writer
 
     def settle(self, ctx: RequestContext, ended: float) -> None:
-        self._writer.write(orjson.dumps(request_line(ctx, ended)))
+        self._writer.write(_rendered(request_line(ctx, ended)))
 
 
 def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
@@ -125,7 +146,7 @@ def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
         "status": ctx.status,
         "outcome": ctx.outcome,
         "finish_reason": ctx.finish_reason,
-        "ttft_seconds": round(ctx.first_byte - ctx.arrived, 6) if ctx.first_byte else None,
+        "ttft_seconds": round((ctx.first_token or ctx.first_byte) - ctx.arrived, 6) if ctx.first_byte else None,
         "duration_seconds": round(ended - ctx.arrived, 6),
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,

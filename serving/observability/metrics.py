@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -94,50 +94,57 @@ class GaugeOnScrape(Collector):
         yield family
 
 
+class BulkCounter(Collector):
+    """A counter by label values that costs one addition in a dictionary; the library's takes a lock and checks for each."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = tuple(labels)
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def add(self, labels: tuple[str, ...], amount: float = 1) -> None:
+        self._values[labels] = self._values.get(labels, 0) + amount
+
+    def describe(self) -> Iterable[Metric]:
+        return [CounterMetricFamily(self._name, self._documentation, labels=self._labels)]
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, value in list(self._values.items()):
+            family.add_metric(labels, value)
+        yield family
+
+
 class Metrics:
     """The series of one gateway process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._found: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
+        self.before_scrape: Callable[[], None] = lambda: None
+        """Brings in what is not counted yet."""
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
-        self.requests = Counter(
-            "serving_requests",
-            "Requests that have ended, by outcome.",
-            ("model", "route", "outcome"),
-            registry=registry,
+        self.requests = BulkCounter("serving_requests", "Requests that have ended, by outcome.", ("model", "route", "outcome"))
+        self.rejections = BulkCounter(
+            "serving_rejections", "Requests refused before any engine saw them, by the error's code.", ("reason",)
         )
-        self.rejections = Counter(
-            "serving_rejections",
-            "Requests refused before any engine saw them, by the error's code.",
-            ("reason",),
-            registry=registry,
-        )
-        self.attempts = Counter(
+        self.attempts = BulkCounter(
             "serving_engine_attempts",
             "Attempts at engines, by result; `unreachable` ones never became a request.",
             ("pool", "endpoint", "result"),
-            registry=registry,
         )
-        self.tokens = Counter(
-            "serving_tokens",
-            "Tokens as the engines counted them; `prompt` includes `cached`.",
-            ("model", "pool", "kind"),
-            registry=registry,
+        self.tokens = BulkCounter(
+            "serving_tokens", "Tokens as the engines counted them; `prompt` includes `cached`.", ("model", "pool", "kind")
         )
-        self.tokens_estimated = Counter(
+        self.tokens_estimated = BulkCounter(
             "serving_tokens_estimated",
             "The part of serving_tokens that is an estimate, since the answer ended before the engine said its usage.",
             ("model", "pool", "kind"),
-            registry=registry,
         )
-        self.usage_unknown = Counter(
-            "serving_usage_unknown",
-            "Answers whose token counts the engine did not say.",
-            ("model", "pool"),
-            registry=registry,
+        self.usage_unknown = BulkCounter(
+            "serving_usage_unknown", "Answers whose token counts the engine did not say.", ("model", "pool")
         )
         self.in_flight = Gauge("serving_in_flight_requests", "Requests between arrival and their last byte.", registry=registry)
         self.open_leases = Gauge("serving_open_leases", "Leases taken and not yet given back.", registry=registry)
@@ -172,42 +179,36 @@ class Metrics:
             ("model", "pool"),
             REQUEST_SECONDS,
         )
-        for histogram in (self.ttft, self.inter_chunk, self.tpot, self.duration):
-            registry.register(histogram)
+        counters = (self.requests, self.rejections, self.attempts, self.tokens, self.tokens_estimated, self.usage_unknown)
+        for collector in (*counters, self.ttft, self.inter_chunk, self.tpot, self.duration):
+            registry.register(collector)
 
     def attempt(self, pool: str, endpoint: str, result: AttemptResult) -> None:
-        self._series(self.attempts, pool, endpoint, result).inc()
+        self.attempts.add((pool, endpoint, result))
 
     def settle(self, ctx: RequestContext, ended: float) -> None:
         """Publish what is known about a request that has ended at `ended` monotonic seconds."""
         assert ctx.outcome is not None
-        self._series(self.requests, ctx.model, ctx.route.name, ctx.outcome).inc()
-        if not ctx.first_byte:
+        self.requests.add((ctx.model, ctx.route.name, ctx.outcome))
+        if not ctx.first_byte or not ctx.route.generates:
             return
-        labels = (ctx.model, ctx.pool)
+        model, pool = labels = (ctx.model, ctx.pool)
         usage = ctx.usage
         if usage.prompt_tokens is None or usage.output_tokens is None:
-            self._series(self.usage_unknown, *labels).inc()
+            self.usage_unknown.add(labels)
         for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("output", usage.output_tokens)):
-            if tokens:
-                self._series(self.tokens, *labels, kind).inc(tokens)
+            if tokens is not None:
+                self.tokens.add((model, pool, kind), tokens)
                 if ctx.usage_estimated:
-                    self._series(self.tokens_estimated, *labels, kind).inc(tokens)
+                    self.tokens_estimated.add((model, pool, kind), tokens)
         if ctx.chunk_intervals is not None:
-            self.ttft.observe(labels, ctx.first_byte - ctx.arrived)
-            self.inter_chunk.add(labels, ctx.chunk_intervals, ctx.last_byte - ctx.first_byte)
+            began = ctx.first_token or ctx.first_byte
+            self.ttft.observe(labels, began - ctx.arrived)
+            self.inter_chunk.add(labels, ctx.chunk_intervals, ctx.last_byte - began)
             if usage.output_tokens is not None and usage.output_tokens > 1:
-                self.tpot.observe(labels, (ctx.last_byte - ctx.first_byte) / (usage.output_tokens - 1))
+                self.tpot.observe(labels, (ctx.last_byte - began) / (usage.output_tokens - 1))
         if ctx.outcome is Outcome.OK:
             self.duration.observe(labels, ended - ctx.arrived)
-
-    def _series(self, counter: Counter, *labels: str) -> Counter:
-        """One series of a counter. The library's own look-up checks and copies all labels anew each time."""
-        key = (counter, labels)
-        series = self._found.get(key)
-        if series is None:
-            series = self._found[key] = counter.labels(*labels)
-        return series
 
     def on_scrape(self, gauge: Gauge, read: Callable[[], float]) -> None:
         """Read a gauge's value at each scrape instead of keeping it in step."""
@@ -226,4 +227,5 @@ class Metrics:
 
     def exposition(self) -> tuple[bytes, str]:
         """The text for a scraper and its content type."""
+        self.before_scrape()
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -31,8 +31,10 @@ class TokenEstimates:
             _mix(self._tokens_per_event, ctx.model, usage.output_tokens / events)
 
     def estimate(self, ctx: RequestContext) -> Usage:
-        """The best guess for a request whose answer broke off: its prompt, and what was delivered."""
-        prompt = ctx.body_bytes * self._tokens_per_byte.get(ctx.model, _TOKENS_PER_BYTE)
+        """The best guess for a request whose answer broke off: its prompt, unless the engine told it, and what was delivered."""
+        prompt: float | None = ctx.usage.prompt_tokens
+        if prompt is None:
+            prompt = ctx.body_bytes * self._tokens_per_byte.get(ctx.model, _TOKENS_PER_BYTE)
         output = _token_events(ctx) * self._tokens_per_event.get(ctx.model, 1.0) if ctx.stream else 0.0
         return Usage(round(prompt), None, round(output))
 

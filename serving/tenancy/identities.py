@@ -19,7 +19,7 @@ class Identities:
         self._tenants = {bytes.fromhex(key.sha256): key.tenant for key in settings.keys}
         if settings.api_key is not None:
             self._tenants[_digest(settings.api_key.get_secret_value())] = DEFAULT_TENANT
-        self._isolates = settings.isolate_caches and bool(self._tenants)
+        self._isolates = settings.isolate_caches and len(set(self._tenants.values())) > 1
         self._salts: dict[str, str] = {}
         secret = settings.cache_secret
         self._cache_secret = secret.get_secret_value().encode() if secret is not None else secrets.token_bytes(32)

@@ -12,7 +12,7 @@ from tests.doubles.engine_log import Record, Write
 from tests.doubles.engine_reply import Reply, chunk, head_bytes
 from tests.doubles.http_requests import MalformedRequest, RequestParser
 from tests.doubles.script import Ending, Script
-from tests.doubles.vllm_answers import sse
+from tests.doubles.vllm_surfaces import stream_error
 
 if TYPE_CHECKING:
     from tests.doubles.scripted_engine import ScriptedEngine
@@ -103,7 +103,8 @@ class EngineConnection(asyncio.Protocol):
             if (ending := script.ends_at(index)) is not None:
                 return await self._break_off(ending, record)
             if script.error_after is not None and index >= script.error_after:
-                await self._write_error(head, record, script, reply)
+                if not await self._write_error(head, record, script, reply):
+                    return await self._break_off("fin", record)
                 head = b""
                 break
             await self._hold(record, script, index)
@@ -132,11 +133,14 @@ class EngineConnection(asyncio.Protocol):
             record.mark(f"held:{index + 1}")
         await script.gate.passed()
 
-    async def _write_error(self, head: bytes, record: Record, script: Script, reply: Reply) -> None:
-        for data in (sse(script.error_event), b"data: [DONE]\n\n"):
+    async def _write_error(self, head: bytes, record: Record, script: Script, reply: Reply) -> bool:
+        """Say whether the stream could say it; otherwise its connection just ends."""
+        said = stream_error(record.path, script.error_event)
+        for data in said:
             await self.write(head + (chunk(data) if reply.is_chunked else data), record, script)
             head = b""
         record.mark("error")
+        return bool(said)
 
     async def _break_off(self, ending: Ending, record: Record) -> bool:
         if ending == "stall":

@@ -88,7 +88,7 @@ def whole_reply(
 
 
 def error_reply(request: ParsedRequest, script: Script, error: VllmError) -> Reply:
-    return whole_reply(request, script, error.status, error.body)
+    return whole_reply(request, script, error.status, error.body_on(request.path))
 
 
 def canned_reply(request: ParsedRequest, script: Script) -> Reply:
@@ -98,7 +98,7 @@ def canned_reply(request: ParsedRequest, script: Script) -> Reply:
     delay_seconds = script.ttft_seconds
     if script.body is None:
         error = VllmError(script.status, phrase(script.status))
-        return whole_reply(request, script, script.status, error.body, delay_seconds=delay_seconds)
+        return whole_reply(request, script, script.status, error.body_on(request.path), delay_seconds=delay_seconds)
     return whole_reply(request, script, script.status, script.body, delay_seconds=delay_seconds)
 
 
@@ -116,7 +116,7 @@ def generated_reply(request: ParsedRequest, script: Script, answer: Answer, *, s
 
 
 def _delay_seconds(script: Script, index: int, event: Event, answer: Answer) -> float:
-    if index == 0:
+    if index == answer.early_events:
         return script.ttft_seconds
     return script.itl_seconds if event.token_number > answer.choices else 0.0
 

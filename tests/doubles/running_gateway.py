@@ -13,7 +13,7 @@ from typing import Any, Self
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from serving.api.edge import Edge
+from serving.api.edge import Asgi
 from serving.app import Gateway, Server, create_app
 from serving.settings import Settings
 from tests.doubles.raw_client import ask
@@ -59,14 +59,14 @@ class _Server(Server):
 class _CountingDoor:
     """ASGI in front of the gateway's: notes each request."""
 
-    def __init__(self, edge: Edge, arrived: list[tuple[str, str]]) -> None:
-        self._edge = edge
+    def __init__(self, application: Asgi, arrived: list[tuple[str, str]]) -> None:
+        self._application = application
         self._arrived = arrived
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             self._arrived.append((scope["method"], scope["path"]))
-        await self._edge(scope, receive, send)
+        await self._application(scope, receive, send)
 
 
 class RunningGateway:
@@ -86,13 +86,24 @@ class RunningGateway:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def operator_url(self) -> str:
+        assert self._server is not None and self._server.operator_server is not None
+        return f"http://127.0.0.1:{self._server.operator_server.sockets[0].getsockname()[1]}"
+
+    @property
+    def open_connections(self) -> int:
+        """Client connections, as the server counts them."""
+        assert self._server is not None
+        return self._server.door.open_connections
+
     async def start(self) -> Self:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self._server = _Server(self.app)
-        self._server.config.app = _CountingDoor(self.app.edge, self.arrived)
+        self._server.config.app = _CountingDoor(self.app.application, self.arrived)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="gateway under test")
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({self._serving, listening}, return_when=asyncio.FIRST_COMPLETED)

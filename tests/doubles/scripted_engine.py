@@ -23,11 +23,10 @@ from tests.doubles.engine_reply import Reply, canned_reply, error_reply, generat
 from tests.doubles.http_requests import ParsedRequest
 from tests.doubles.prefix_cache import SimulatedPrefixCache
 from tests.doubles.script import Script
-from tests.doubles.vllm_answers import Answer, model_list, prompts_of
-from tests.doubles.vllm_errors import VllmError, check, dump, phrase, read_body, room_tokens
+from tests.doubles.vllm_answers import model_list, prompts_of
+from tests.doubles.vllm_errors import VllmError, dump, phrase, read_body, room_tokens
+from tests.doubles.vllm_surfaces import SURFACES, counted
 
-GENERATION_ROUTES = {"/v1/chat/completions": True, "/v1/completions": False}
-"""Route → whether it is the chat's."""
 CONTROL_ROUTES = {
     "/health": ("GET",),
     "/ping": ("GET", "POST"),
@@ -178,24 +177,27 @@ class ScriptedEngine:
 
     async def _generate(self, record: Record, script: Script, connection: EngineConnection) -> bool:
         request = record.request
-        is_chat = GENERATION_ROUTES.get(request.path)
-        if is_chat is None or request.method != "POST":
-            allowed = () if is_chat is None else ("POST",)
+        surface = SURFACES.get(request.path)
+        if surface is None or request.method != "POST":
+            allowed = () if surface is None else ("POST",)
             return await connection.play(record, script, _no_route(request, script, allowed))
-        body = read_body(request.header("content-type"), bytes(request.body))
-        check(body, is_chat=is_chat, models=self.models, max_model_len=self.max_model_len)
-        prompts = prompts_of(body, is_chat)
+        given = read_body(request.header("content-type"), bytes(request.body))
+        body = surface.read(given, self.models, self.max_model_len)
+        prompts = prompts_of(body, surface.is_chat)
         room = min(room_tokens(len(prompt), self.max_model_len) for prompt in prompts)
+        if not surface.generates:
+            reply = whole_reply(request, script, 200, counted(sum(map(len, prompts))), delay_seconds=script.ttft_seconds)
+            return await connection.play(record, script, reply)
 
         def begin() -> Reply:
             cached_tokens = created_tokens = 0
             if self.prefix_cache is not None:
                 looked_up = [self.prefix_cache.take(prompt, body.get("cache_salt") or "") for prompt in prompts]
                 cached_tokens, created_tokens = (sum(counts) for counts in zip(*looked_up, strict=True))
-            answer = Answer(
+            answer = surface.answer(
                 body,
                 script,
-                is_chat=is_chat,
+                is_chat=surface.is_chat,
                 model=body.get("model") or self.model,
                 request_id=request.header("x-request-id") or body.get("request_id"),
                 fingerprint=f"vllm-{self.version}-0a1b2c3d",

@@ -50,6 +50,9 @@ def _content(content: Any) -> str:
 class Answer:
     """One generation: its tokens, its usage, and both forms of the reply."""
 
+    early_events = 0
+    """Events of a stream that do not wait for the model."""
+
     def __init__(
         self,
         body: Mapping[str, Any],
@@ -66,7 +69,8 @@ class Answer:
         with_details: bool,
     ) -> None:
         self.is_chat = is_chat
-        self._base = {
+        self.body = body
+        self.base = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id or uuid.uuid4().hex[:16]}",
             "object": "chat.completion" if is_chat else "text_completion",
             "created": int(time.time()),
@@ -79,14 +83,14 @@ class Answer:
         limit = min(DEFAULT_TOKENS if asked is None else asked, room_tokens)
         count = script.chunks if script.chunks is not None else limit
         self.tokens = script.text or tuple(f"t{index} " for index in range(count))
-        self._finish = script.finish_reason or ("length" if asked is not None and len(self.tokens) >= limit else "stop")
+        self.finish = script.finish_reason or ("length" if asked is not None and len(self.tokens) >= limit else "stop")
         self.usage = script.usage or Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=len(self.tokens) * self.choices,
             cached_tokens=cached_tokens,
         )
-        self._created_cache_tokens = created_cache_tokens
-        self._with_details = with_details
+        self.created_cache_tokens = created_cache_tokens
+        self.with_details = with_details
         options = body.get("stream_options") or {}
         self._include_usage = bool(options.get("include_usage"))
         self._continuous_usage = self._include_usage and bool(options.get("continuous_usage_stats"))
@@ -94,10 +98,10 @@ class Answer:
     def whole(self) -> bytes:
         """The body of an answer that is not a stream."""
         choices = [self._whole_choice(index) for index in range(self.choices)]
-        details = {**(self._details(whole=True) or {}), "multimodal_tokens": None} if self._with_details else None
+        details = {**(self._details(whole=True) or {}), "multimodal_tokens": None} if self.with_details else None
         usage = {**self._counts(self.usage.completion_tokens), "prompt_tokens_details": details}
         answer: dict[str, Any] = {
-            **self._base,
+            **self.base,
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": self._fingerprint,
@@ -125,14 +129,14 @@ class Answer:
                 yield Event(sse(chunk), (f"token:{sent}", *first, *last), token_number=sent)
         if self._include_usage:
             usage = self._counts(self.usage.completion_tokens)
-            if self._with_details:
+            if self.with_details:
                 usage["prompt_tokens_details"] = self._details(whole=False)
             closing = {**self._head(), "choices": [], "usage": usage, "system_fingerprint": self._fingerprint}
             yield Event(sse(closing), ("usage",))
         yield Event(b"data: [DONE]\n\n", ("done_event",))
 
     def _head(self) -> dict[str, Any]:
-        return {**self._base, "object": "chat.completion.chunk"} if self.is_chat else dict(self._base)
+        return {**self.base, "object": "chat.completion.chunk"} if self.is_chat else dict(self.base)
 
     def _counts(self, completion_tokens: int) -> dict[str, Any]:
         prompt_tokens = self.usage.prompt_tokens
@@ -142,7 +146,7 @@ class Answer:
     def _details(self, *, whole: bool) -> dict[str, Any]:
         details: dict[str, Any] = {"cached_tokens": self.usage.cached_tokens}
         if self.is_chat:
-            details["created_cache_tokens"] = self._created_cache_tokens
+            details["created_cache_tokens"] = self.created_cache_tokens
         elif whole:
             details["created_cache_tokens"] = None
         return details
@@ -161,7 +165,7 @@ class Answer:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _token_choice(self, index: int, text: str, is_last: bool) -> dict[str, Any]:
-        finish = self._finish if is_last else None
+        finish = self.finish if is_last else None
         if not self.is_chat:
             choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
             return choice | {"prompt_token_ids": None, "token_ids": None}
@@ -170,7 +174,7 @@ class Answer:
 
     def _whole_choice(self, index: int) -> dict[str, Any]:
         text = "".join(self.tokens)
-        finish = {"logprobs": None, "finish_reason": self._finish, "stop_reason": None, "token_ids": None}
+        finish = {"logprobs": None, "finish_reason": self.finish, "stop_reason": None, "token_ids": None}
         if not self.is_chat:
             rest = {"prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
             return {"index": index, "text": text} | finish | rest

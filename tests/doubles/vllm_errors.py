@@ -22,7 +22,14 @@ class VllmError(Exception):
     def __init__(self, status: int, message: str, *, type_: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.body = dump({"error": {"message": message, "type": type_ or error_type(status), "param": param, "code": status}})
+        self.type = type_ or error_type(status)
+        self.body = dump({"error": {"message": message, "type": self.type, "param": param, "code": status}})
+
+    def body_on(self, path: str) -> bytes:
+        """The routes of Anthropic's API have its envelope, but not for what is found wrong before they are reached."""
+        if not path.startswith("/v1/messages") or self.type == "Bad Request":
+            return self.body
+        return dump({"type": "error", "error": {"type": self.type, "message": str(self)}})
 
 
 def dump(value: Any) -> bytes:
@@ -37,7 +44,7 @@ def error_type(status: int) -> str:
     return _TYPES.get(status) or phrase(status)
 
 
-def _invalid(kind: str, where: str, message: str, given: str) -> VllmError:
+def invalid(kind: str, where: str, message: str, given: str) -> VllmError:
     problem = {"type": kind, "loc": where, "msg": message, "input": given}
     return VllmError(400, f"1 validation error:\n  {problem}", type_="Bad Request", param=where)
 
@@ -48,16 +55,16 @@ def read_body(content_type: str | None, body: bytes) -> dict[str, Any]:
         message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
         raise VllmError(400, message, type_="Bad Request")
     if not body:
-        raise _invalid("missing", "body", "Field required", "None")
+        raise invalid("missing", "body", "Field required", "None")
     try:
         value = json.loads(body)
     except json.JSONDecodeError as error:
-        raise _invalid("json_invalid", f"body.{error.pos}", "JSON decode error", "<dict of 0 items>") from None
+        raise invalid("json_invalid", f"body.{error.pos}", "JSON decode error", "<dict of 0 items>") from None
     except (UnicodeDecodeError, RecursionError):
         raise VllmError(400, "There was an error parsing the body", type_="Bad Request") from None
     if not isinstance(value, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
-        raise _invalid("model_attributes_type", "body", message, _shown(value))
+        raise invalid("model_attributes_type", "body", message, _shown(value))
     return value
 
 
@@ -67,24 +74,26 @@ def _shown(value: Any) -> str:
 
 def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
     if "model" in body and not isinstance(body["model"], str | None):
-        raise _invalid("string_type", "body.model", "Input should be a valid string", _shown(body["model"]))
+        raise invalid("string_type", "body.model", "Input should be a valid string", _shown(body["model"]))
     if is_chat and "messages" not in body:
-        raise _invalid("missing", "body.messages", "Field required", _shown(body))
+        raise invalid("missing", "body.messages", "Field required", _shown(body))
     if is_chat and not isinstance(body["messages"], list):
-        raise _invalid("list_type", "body.messages", "Input should be a valid list", _shown(body["messages"]))
+        raise invalid("list_type", "body.messages", "Input should be a valid list", _shown(body["messages"]))
     for index, turn in enumerate(body["messages"] if is_chat else ()):
         if not isinstance(turn, dict):
-            raise _invalid("dict_type", f"body.messages.{index}", "Input should be a valid dictionary", _shown(turn))
+            raise invalid("dict_type", f"body.messages.{index}", "Input should be a valid dictionary", _shown(turn))
     if not is_chat and not isinstance(body.get("prompt"), str | list | None):
-        raise _invalid("list_type", "body.prompt", "Input should be a valid list", _shown(body["prompt"]))
+        raise invalid("list_type", "body.prompt", "Input should be a valid list", _shown(body["prompt"]))
     for name in ("max_tokens", "max_completion_tokens"):
         if not isinstance(body.get(name), int | None):
             message = "Input should be a valid integer, unable to parse string as an integer"
-            raise _invalid("int_parsing", f"body.{name}", message, _shown(body[name]))
+            raise invalid("int_parsing", f"body.{name}", message, _shown(body[name]))
 
 
-def check(body: Mapping[str, Any], *, is_chat: bool, models: Sequence[str], max_model_len: int) -> None:
-    """Refuse what vLLM refuses before it looks at the prompt's length."""
+def check(
+    body: Mapping[str, Any], *, is_chat: bool, models: Sequence[str], max_model_len: int, limit_name: str = "max_tokens"
+) -> None:
+    """Refuse what vLLM refuses before it looks at the prompt's length. `limit_name`: how it calls the limit of an answer."""
     _check_types(body, is_chat)
     if body.get("stream_options") is not None and not body.get("stream"):
         message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
@@ -106,10 +115,10 @@ def check(body: Mapping[str, Any], *, is_chat: bool, models: Sequence[str], max_
         _check_at_least_one(limit)
     if limit is not None and limit > max_model_len:
         message = (
-            f"max_tokens={limit} cannot be greater than max_model_len={max_model_len}. "
-            f"Please request fewer output tokens. (parameter=max_tokens, value={limit})"
+            f"{limit_name}={limit} cannot be greater than max_model_len={max_model_len}. "
+            f"Please request fewer output tokens. (parameter={limit_name}, value={limit})"
         )
-        raise VllmError(400, message, param="max_tokens")
+        raise VllmError(400, message, param=limit_name)
 
 
 def _check_at_least_one(limit: int) -> None:

@@ -148,6 +148,7 @@ def test_all_else_is_closed(path: str) -> None:
 )
 @example(path="/health", method="GET", root_path="", kind="http")
 @example(path="/metrics", method="HEAD", root_path="/v1", kind="http")
+@example(path="/health", method="GET", root_path="", kind="websocket")
 def test_no_other_path_is_open(path: str, method: str, root_path: str, kind: str) -> None:
     passed = through(one, kind=kind, path=path, method=method, root_path=root_path)
     if passed.scope is None:
@@ -234,7 +235,7 @@ def test_a_websocket_is_closed_before_it_is_accepted() -> None:
 
 def test_the_lifespan_passes_and_an_unknown_kind_does_not() -> None:
     assert through(one, kind="lifespan").scope == {"type": "lifespan", "headers": []}
-    assert through(one, kind="webtransport", path="/health").scope is None
+    assert through(one, kind="webtransport", method="GET", path="/health").scope is None
 
 
 # Where the secret comes from

@@ -98,6 +98,10 @@ def pool_at(url: str, *, connect_timeout_seconds: float = 5.0, idle_seconds: flo
     return Pool(Address.parse(url), connect_timeout_seconds=connect_timeout_seconds, idle_seconds=idle_seconds)
 
 
+def url_of(listener: Any) -> str:
+    return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
 @pytest.fixture
 async def start() -> AsyncIterator[StartEngine]:
     """Start an engine and a pool of connections to it."""
@@ -108,7 +112,7 @@ async def start() -> AsyncIterator[StartEngine]:
             server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
             stack.push_async_callback(engine.stop)
             stack.callback(server.close)
-            pool = pool_at("http://127.0.0.1:%d" % server.sockets[0].getsockname()[1])
+            pool = pool_at(url_of(server.sockets[0]))
             stack.callback(pool.close_idle)
             return engine, pool
 
@@ -642,7 +646,7 @@ async def test_a_unix_socket_is_an_address_too(tmp_path: Path) -> None:
 async def test_a_closed_port_is_unreachable() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        pool = pool_at("http://127.0.0.1:%d" % bound.getsockname()[1])
+        pool = pool_at(url_of(bound))
         with pytest.raises(Unreachable):
             await pool.connection()
     assert pool.open_connections == 0
@@ -673,7 +677,7 @@ async def full_port() -> AsyncIterator[str]:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await loop.sock_connect(filling, listener.getsockname())
-        yield "http://127.0.0.1:%d" % listener.getsockname()[1]
+        yield url_of(listener)
 
 
 async def test_a_port_that_does_not_accept_in_time_is_unreachable(full_port: str) -> None:

@@ -1,0 +1,310 @@
+"""One client connection: uvicorn's protocol over httptools, made strict and bounded.
+
+uvicorn and httptools set no limit to a request's head nor to the time it takes, and pass on requests whose end other servers
+see elsewhere. What is refused here never becomes a request. `docs/decisions/2026-11-30-edge-limits.md` names the parts of
+uvicorn that this relies on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from serving.api.errors import error_body, error_headers
+from serving.api.reply import Receive, Scope, Send
+from serving.core.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout, Unavailable, UrlTooLong
+from serving.settings import LimitSettings
+
+LINGER_SECONDS = 1.0
+"""A refused client may go on sending for this long, unread, so that a reset does not overtake the answer."""
+SURPLUS_CONNECTIONS = 64
+"""Connections beyond the limit that get an answer; those beyond them are closed without one."""
+PROBES = frozenset(("/livez", "/readyz", "/health"))
+"""Answered on surplus connections, too: a full gateway is alive."""
+_SINGLE = (b"host", b"transfer-encoding", b"authorization", b"content-type", b"content-encoding")
+_ONCE = {name: 1 << bit for bit, name in enumerate(_SINGLE)}
+"""Headers of which a request has one, each with its bit: two readers could act on different ones."""
+
+
+@dataclass(slots=True)
+class Door:
+    """What the connections of one listener share."""
+
+    limits: LimitSettings
+    on_refusal: Callable[[str], None]
+    """Told why whenever a request or connection is refused before it is a request; a closed set of words."""
+    open_connections: int = 0
+
+
+class DoorConfig(uvicorn.Config):
+    """uvicorn's configuration of a listener that has a door."""
+
+    def __init__(self, app: Any, door: Door, **options: Any) -> None:
+        super().__init__(app, http=Connection, ws="none", **options)
+        self.door = door
+
+
+class _Refused(Exception):
+    """Raised in the parser's callbacks; the parser stops at it."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Outlet:
+    """What a request's side has in place of the transport: the same, but that closing it may take a little longer."""
+
+    __slots__ = ("abort", "close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write: Callable[..., None] = transport.write
+        self.abort: Callable[..., None] = transport.abort
+        self.close: Callable[..., None] = close
+        self.is_closing = transport.is_closing
+
+    def shut(self) -> None:
+        """From now on nothing that is done here has an effect."""
+        self.write = self.abort = self.close = lambda *_: None
+
+
+class Connection(HttpToolsProtocol):
+    """Takes requests one after another and refuses what is ambiguous, too large or too slow."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._door = cast(DoorConfig, config).door
+        self._limits = self._door.limits
+        self._outlet: _Outlet
+        self._surplus = False
+        self._deaf = False
+        """Refused: what still comes is not read."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._heard = False
+        """The parser has called since it was last fed."""
+        self._unheard_bytes = 0
+        self._head_bytes = 0
+        self._seen = 0
+        """Bits of `_ONCE`."""
+        self._upgrades = False
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        door = self._door
+        door.open_connections += 1
+        # uvloop's transports have the methods of asyncio.Transport but are no subclass of it.
+        super().connection_made(cast(asyncio.Transport, transport))
+        self._outlet = _Outlet(self.transport, self._close)
+        excess = door.open_connections - self._limits.connections
+        if excess > 0:
+            door.on_refusal("too_many_connections")
+            self._surplus, self.app = True, self._full
+        if excess > SURPLUS_CONNECTIONS:
+            self._deaf = True
+            self.transport.abort()
+            return
+        self._timer = self.loop.call_later(self._limits.header_timeout_seconds, self._head_overdue)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.open_connections -= 1
+        self._stop_timer()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._heard = False
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause.error if isinstance(cause, _Refused) else malformed(f"{error}."))
+            return
+        self._unheard_bytes = 0 if self._heard else self._unheard_bytes + len(data)
+        if self._unheard_bytes > self._limits.header_bytes:
+            self._refuse(self._too_large())
+        elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._timer = self.loop.call_later(self._limits.header_timeout_seconds, self._head_overdue)
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser leaves out the body of a request that offers an upgrade (Java's client does so with its first
+                # one). An offer may be ignored (RFC 9110, 7.8): the request is read again without it.
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+            else:
+                return
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._heard = True
+        self._head_bytes = self._seen = 0
+        self._upgrades = False
+
+    def on_url(self, url: bytes) -> None:
+        self._heard = True
+        self._head_bytes += len(url)
+        self.url += url
+        if len(self.url) > self._limits.url_bytes:
+            raise _Refused(UrlTooLong(f"The URL is longer than {self._limits.url_bytes} bytes."))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._heard = True
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._limits.header_bytes or len(self.headers) >= self._limits.header_count:
+            raise _Refused(self._too_large())
+        if not self._in_head:
+            # A trailer comes when the head has been acted on; it must not become one of its fields.
+            return
+        name = name.lower()
+        if bit := _ONCE.get(name, 0):
+            if self._seen & bit:
+                raise _Refused(malformed(f"The header {name.decode()} is given twice."))
+            self._seen |= bit
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                raise _Refused(malformed("The only transfer coding here is chunked."))
+        elif name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._heard = False, True
+        self._stop_timer()
+        parser, version = self.parser, self.parser.get_http_version()
+        if version == "1.1":
+            if not self._seen & _ONCE[b"host"]:
+                raise _Refused(malformed("The header Host is missing."))
+        elif version != "1.0" or self._seen & _ONCE[b"transfer-encoding"]:
+            raise _Refused(malformed("The version of HTTP must be 1.1."))
+        if parser.should_upgrade():
+            if parser.get_method() == b"CONNECT":
+                raise _Refused(malformed("This is no proxy."))
+            self._upgrades = True
+            return
+        super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, self._outlet)
+        if self._surplus:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._heard = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._heard = True
+        if not self._upgrades:
+            super().on_message_complete()
+
+    # What is refused
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer with an error, hear nothing more, and close. A request that is here already whole is served first."""
+        self._deaf = True
+        self._stop_timer()
+        self._door.on_refusal(error.error_code or "malformed_request")
+        cycle = self.cycle
+        if self.pipeline:
+            self.transport.abort()
+            return
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:
+                cycle.keep_alive = False
+                return
+            self._outlet.shut()
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        body = error_body(error)
+        lines = [STATUS_LINE[error.status]]
+        for name, value in [*error_headers(error, len(body)), (b"connection", b"close")]:
+            lines += (name, b": ", value, b"\r\n")
+        self.transport.write(b"".join([*lines, b"\r\n", body]))
+        self._linger()
+
+    def on_response_complete(self) -> None:
+        if self._deaf:
+            self.server_state.total_requests += 1
+        else:
+            super().on_response_complete()
+
+    def _close(self) -> None:
+        """An answer is out that ends the connection."""
+        if self._deaf or self.cycle.more_body or self.pipeline:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Close for writing now and for reading a little later: closing over unread bytes resets the connection."""
+        self._deaf = True
+        self._stop_timer()
+        self.pipeline.clear()
+        self.flow.resume_reading()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _head_overdue(self) -> None:
+        self._timer = None
+        if self._in_head:
+            seconds = self._limits.header_timeout_seconds
+            self._refuse(RequestTimeout(f"The head of the request did not arrive within {seconds:g} s.", code="header_timeout"))
+        else:
+            self._door.on_refusal("header_timeout")
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_large(self) -> HeadTooLarge:
+        limits = self._limits
+        return HeadTooLarge(
+            f"The head of the request is larger than {limits.header_bytes} bytes or {limits.header_count} fields."
+        )
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    async def _full(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application of connections beyond the limit."""
+        if scope["path"] in PROBES:
+            await self.config.loaded_app(scope, receive, send)
+            return
+        error = Unavailable("The gateway has too many connections.", code="too_many_connections", retry_after_seconds=1)
+        body = error_body(error)
+        await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, len(body))})
+        await send({"type": "http.response.body", "body": body})
+
+
+def malformed(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="malformed_request")
