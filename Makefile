@@ -13,10 +13,11 @@ up: setup-engine ## a real model on a real vLLM behind the gateway, in the foreg
 	@exec $(BIN)/serving up $(PROFILE) $(ARGS)
 
 check: lint ## the fast loop: lint, types, layers, unit and flow tests
-	@$(BIN)/python -m pytest -m "not engine and not soak" -q
+	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
 
 test: lint setup-engine ## everything, with the real engine
-	@$(BIN)/python -m pytest -m "not soak"
+	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
+	@$(BIN)/python -m pytest -m "engine and not soak"
 
 soak: setup-dev setup-engine ## the long runs
 	@$(BIN)/python -m pytest -m soak -s

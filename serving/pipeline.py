@@ -208,6 +208,10 @@ class Pipeline:
             # vLLM says 501, or has no such route and says so without an error object, where the model's task is another one.
             self._end_attempt(passage, AttemptResult.REFUSED)
             return NotFound(f"The model {_shown(ctx.model)} does not support {ctx.route.path}.")
+        if status == 404:
+            # The engine's own words list all names it serves.
+            self._end_attempt(passage, AttemptResult.REFUSED)
+            return ModelNotFound(f"The model {_shown(ctx.model)} is not served by its engine.", param="model")
         if status in _CALLERS_FAULT:
             self._end_attempt(passage, AttemptResult.REFUSED)
             code = "context_length_exceeded" if "maximum context length" in words else None
@@ -353,7 +357,6 @@ RETRIED = (Unavailable, Overloaded, EngineFailed)
 
 _CALLERS_FAULT: dict[int, type[RequestError]] = {
     400: InvalidRequest,
-    404: ModelNotFound,
     413: BodyTooLarge,
     415: UnsupportedMedia,
     422: InvalidRequest,

@@ -309,8 +309,11 @@ async def test_a_client_that_waits_for_100_continue_is_asked_for_its_body(
     engine: ScriptedEngine, gateway_over: GatewayOver
 ) -> None:
     head, _, body = request_bytes(CHAT, chat(), headers={"Expect": "100-continue"}).partition(b"\r\n\r\n")
-    async with gateway_over({"e1": engine}) as gateway, RawClient(gateway.url) as client:
-        await client.send(head + b"\r\n\r\n")
-        await asyncio.sleep(0.1)
-        await client.send(body)
-        assert (await client.read()).status == 200
+    async with gateway_over({"e1": engine}) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(head + b"\r\n\r\n")
+        async with asyncio.timeout(2):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 200 OK\r\n"
+        writer.close()

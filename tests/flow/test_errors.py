@@ -121,6 +121,14 @@ async def test_an_engines_error_is_translated(
             assert 1 <= int(response.header("retry-after") or 0) <= 30
 
 
+async def test_an_engines_other_names_stay_its_own(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    async with gateway_over({"e1": engine}) as gateway:
+        engine.script(Script(status=404, body=b'{"error":{"message":"Valid aliases: secret-name","type":"NotFoundError","code":404}}'))
+        response = await ask(gateway.url, CHAT, chat())
+        assert (response.status, error_of(response)["code"]) == (404, "model_not_found")
+        assert b"secret-name" not in response.body
+
+
 async def test_a_prompt_that_is_too_long_keeps_the_engines_words(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     engine.max_model_len = 64
     async with gateway_over({"e1": engine}) as gateway:
