@@ -20,8 +20,9 @@ from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
 from serving.api.cors import Cors
+from serving.api.door import SURPLUS_CONNECTIONS, Door, DoorConfig
 from serving.api.edge import Asgi, Edge
-from serving.api.protocol import SURPLUS_CONNECTIONS, Connection, Door, DoorConfig
+from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
 from serving.core.outcomes import AttemptResult
@@ -150,6 +151,8 @@ class Server(uvicorn.Server):
             host=settings.host,
             port=settings.port,
             loop="uvloop",
+            http=Connection,
+            ws="none",
             backlog=settings.backlog,
             timeout_keep_alive=int(settings.keep_alive_seconds),
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import httptools
@@ -17,38 +16,15 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from serving.api.door import SURPLUS_CONNECTIONS, DoorConfig, full
 from serving.api.errors import error_body, error_headers
-from serving.api.reply import Receive, Scope, Send
-from serving.core.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout, Unavailable, UrlTooLong
-from serving.settings import LimitSettings
+from serving.core.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout, UrlTooLong
 
 LINGER_SECONDS = 1.0
 """A refused client may go on sending for this long, unread, so that a reset does not overtake the answer."""
-SURPLUS_CONNECTIONS = 64
-"""Connections beyond the limit that get an answer; those beyond them are closed without one."""
-PROBES = frozenset(("/livez", "/readyz", "/health"))
-"""Answered on surplus connections, too: a full gateway is alive."""
 _SINGLE = (b"host", b"transfer-encoding", b"authorization", b"content-type", b"content-encoding")
 _ONCE = {name: 1 << bit for bit, name in enumerate(_SINGLE)}
 """Headers of which a request has one, each with its bit: two readers could act on different ones."""
-
-
-@dataclass(slots=True)
-class Door:
-    """What the connections of one listener share."""
-
-    limits: LimitSettings
-    on_refusal: Callable[[str], None]
-    """Told why whenever a request or connection is refused before it is a request; a closed set of words."""
-    open_connections: int = 0
-
-
-class DoorConfig(uvicorn.Config):
-    """uvicorn's configuration of a listener that has a door."""
-
-    def __init__(self, app: Any, door: Door, **options: Any) -> None:
-        super().__init__(app, http=Connection, ws="none", **options)
-        self.door = door
 
 
 class _Refused(Exception):
@@ -88,6 +64,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._door = cast(DoorConfig, config).door
         self._limits = self._door.limits
+        self._header_count = self._limits.header_count
         self._outlet: _Outlet
         self._surplus = False
         self._deaf = False
@@ -97,7 +74,7 @@ class Connection(HttpToolsProtocol):
         self._heard = False
         """The parser has called since it was last fed."""
         self._unheard_bytes = 0
-        self._head_bytes = 0
+        self._trailer_bytes = 0
         self._seen = 0
         """Bits of `_ONCE`."""
         self._upgrades = False
@@ -113,7 +90,7 @@ class Connection(HttpToolsProtocol):
         excess = door.open_connections - self._limits.connections
         if excess > 0:
             door.on_refusal("too_many_connections")
-            self._surplus, self.app = True, self._full
+            self._surplus, self.app = True, full(self.app)
         if excess > SURPLUS_CONNECTIONS:
             self._deaf = True
             self.transport.abort()
@@ -138,7 +115,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(cause.error if isinstance(cause, _Refused) else malformed(f"{error}."))
             return
         self._unheard_bytes = 0 if self._heard else self._unheard_bytes + len(data)
-        if self._unheard_bytes > self._limits.header_bytes:
+        if self._unheard_bytes > self._limits.header_bytes or (self._in_head and self._head_is_too_large()):
             self._refuse(self._too_large())
         elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._timer = self.loop.call_later(self._limits.header_timeout_seconds, self._head_overdue)
@@ -160,38 +137,49 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._heard = True
-        self._head_bytes = self._seen = 0
+        self._trailer_bytes = self._seen = 0
         self._upgrades = False
 
     def on_url(self, url: bytes) -> None:
         self._heard = True
-        self._head_bytes += len(url)
         self.url += url
         if len(self.url) > self._limits.url_bytes:
             raise _Refused(UrlTooLong(f"The URL is longer than {self._limits.url_bytes} bytes."))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._heard = True
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self._limits.header_bytes or len(self.headers) >= self._limits.header_count:
-            raise _Refused(self._too_large())
+        headers = self.headers
         if not self._in_head:
-            # A trailer comes when the head has been acted on; it must not become one of its fields.
+            self._on_trailer(name, value)
             return
+        if len(headers) >= self._header_count:
+            raise _Refused(self._too_large())
         name = name.lower()
-        if bit := _ONCE.get(name, 0):
-            if self._seen & bit:
-                raise _Refused(malformed(f"The header {name.decode()} is given twice."))
-            self._seen |= bit
-            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                raise _Refused(malformed("The only transfer coding here is chunked."))
+        if name in _ONCE:
+            self._on_single(name, value)
         elif name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
-        self.headers.append((name, value))
+        headers.append((name, value))
+
+    def _on_single(self, name: bytes, value: bytes) -> None:
+        bit = _ONCE[name]
+        if self._seen & bit:
+            raise _Refused(malformed(f"The header {name.decode()} is given twice."))
+        self._seen |= bit
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise _Refused(malformed("The only transfer coding here is chunked."))
+
+    def _on_trailer(self, name: bytes, value: bytes) -> None:
+        """A trailer comes when the head has been acted on; it must not become one of its fields."""
+        self._trailer_bytes += len(name) + len(value)
+        if self._trailer_bytes > self._limits.header_bytes:
+            raise _Refused(self._too_large())
 
     def on_headers_complete(self) -> None:
         self._in_head, self._heard = False, True
         self._stop_timer()
+        if self._head_is_too_large():
+            raise _Refused(self._too_large())
         parser, version = self.parser, self.parser.get_http_version()
         if version == "1.1":
             if not self._seen & _ONCE[b"host"]:
@@ -284,6 +272,9 @@ class Connection(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    def _head_is_too_large(self) -> bool:
+        return sum([len(name) + len(value) for name, value in self.headers]) > self._limits.header_bytes
+
     def _too_large(self) -> HeadTooLarge:
         limits = self._limits
         return HeadTooLarge(
@@ -294,16 +285,6 @@ class Connection(HttpToolsProtocol):
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
-
-    async def _full(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application of connections beyond the limit."""
-        if scope["path"] in PROBES:
-            await self.config.loaded_app(scope, receive, send)
-            return
-        error = Unavailable("The gateway has too many connections.", code="too_many_connections", retry_after_seconds=1)
-        body = error_body(error)
-        await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, len(body))})
-        await send({"type": "http.response.body", "body": body})
 
 
 def malformed(message: str) -> InvalidRequest:

@@ -121,7 +121,7 @@ async def test_o_api_4_an_endless_body_is_a_413_and_the_end(engine: ScriptedEngi
         assert (response.status, response.json["error"]["code"]) == (413, "request_too_large")
         assert response.header("connection") == "close"
         assert growth.bytes <= 2 * limit + 4 * MEBIBYTE
-        assert slowest < 0.25
+        assert slowest < 0.5
         assert not engine.log.requests
 
 
@@ -150,9 +150,19 @@ async def test_an_early_answer_reaches_a_client_that_sends_on(engine: ScriptedEn
         (b"POST /", b"a" * 65_536, 414),
         (b"", b"\r\n" * 32_768, 431),
         (START + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: ", b"a" * 65_536, 431),
+        (START + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n", b"X: %s\r\n" % (b"a" * 1000), 431),
         (START + b"Transfer-Encoding: chunked\r\n\r\n1;", b"a" * 65_536, 431),
     ],
-    ids=["many fields", "a long value", "a long name", "a long url", "empty lines", "a long trailer", "a long extension"],
+    ids=[
+        "many fields",
+        "a long value",
+        "a long name",
+        "a long url",
+        "empty lines",
+        "a long trailer",
+        "many trailers",
+        "a long extension",
+    ],
 )
 async def test_a_head_without_end_is_cut(
     engine: ScriptedEngine, gateway_over: GatewayOver, beginning: bytes, piece: bytes, status: int

@@ -123,7 +123,8 @@ async def test_an_engines_error_is_translated(
 
 async def test_an_engines_other_names_stay_its_own(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": engine}) as gateway:
-        engine.script(Script(status=404, body=b'{"error":{"message":"Valid aliases: secret-name","type":"NotFoundError","code":404}}'))
+        words = b'{"error":{"message":"Valid aliases: secret-name","type":"NotFoundError","code":404}}'
+        engine.script(Script(status=404, body=words))
         response = await ask(gateway.url, CHAT, chat())
         assert (response.status, error_of(response)["code"]) == (404, "model_not_found")
         assert b"secret-name" not in response.body

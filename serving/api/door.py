@@ -1,0 +1,51 @@
+"""What the connections of one listener share: limits, a count, and what becomes of one too many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from serving.api.edge import Asgi
+from serving.api.errors import error_body, error_headers
+from serving.api.reply import Receive, Scope, Send
+from serving.core.errors import Unavailable
+from serving.settings import LimitSettings
+
+SURPLUS_CONNECTIONS = 64
+"""Connections beyond the limit that get an answer; those beyond them are closed without one."""
+PROBES = frozenset(("/livez", "/readyz", "/health"))
+"""Answered on surplus connections, too: a full gateway is alive."""
+
+
+@dataclass(slots=True)
+class Door:
+    limits: LimitSettings
+    on_refusal: Callable[[str], None]
+    """Told why whenever a request or connection is refused before it is a request; a closed set of words."""
+    open_connections: int = 0
+
+
+class DoorConfig(uvicorn.Config):
+    """uvicorn's configuration of a listener that has a door."""
+
+    def __init__(self, app: Any, door: Door, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.door = door
+
+
+def full(app: Asgi) -> Asgi:
+    """The application of connections beyond the limit."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in PROBES:
+            await app(scope, receive, send)
+            return
+        error = Unavailable("The gateway has too many connections.", code="too_many_connections", retry_after_seconds=1)
+        body = error_body(error)
+        await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, len(body))})
+        await send({"type": "http.response.body", "body": body})
+
+    return answer
