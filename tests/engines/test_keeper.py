@@ -116,7 +116,10 @@ def test_signals_are_as_a_program_expects_them(processes: Marked) -> None:
     script = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
     with start(processes, "sh", "-c", script) as kept:
         assert kept.stdout is not None
-        assert kept.stdout.read() == b"SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"
+        blocked, ignored = (int(line.split()[1], 16) for line in kept.stdout.read().splitlines())
+        assert blocked == 0
+        # Signals 32 and 33 belong to the C library, which lets nobody reset what was inherited for them.
+        assert ignored & ~(0b11 << 31) == 0
 
 
 def test_it_runs_as_a_module_and_explains_itself() -> None:
