@@ -356,3 +356,29 @@ def test_the_engine_secret_comes_from_a_value_or_a_file(tmp_path: Path, set_vari
     assert load_settings().relay.sent_secret() == SECRET
     (tmp_path / "secret").unlink()
     assert "cannot be read" in complaint()
+
+
+# The edge
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://a.example/", "a.example", "https://a.example/x", "https://u@a.example", "https://", ""]
+)
+def test_an_origin_is_written_as_browsers_write_it(file_with: WriteFile, origin: str) -> None:
+    message = complaint(file_with(f"server: {{cors_origins: ['{origin}']}}"))
+    assert "server.cors_origins.0: must be an origin" in message
+
+
+def test_origins_are_compared_in_lower_case(file_with: WriteFile) -> None:
+    path = file_with("server: {cors_origins: ['https://A.example:8443', '*']}")
+    assert load_settings(path).server.cors_origins == ("https://a.example:8443", "*")
+
+
+@pytest.mark.parametrize("text", ["tls_certificate: cert.pem", "tls_key: key.pem"])
+def test_a_certificate_and_its_key_belong_together(file_with: WriteFile, text: str) -> None:
+    assert "tls_certificate and tls_key belong together" in complaint(file_with(f"server: {{{text}}}"))
+
+
+def test_operators_have_an_address_of_their_own(file_with: WriteFile) -> None:
+    assert "operator_port" in complaint(file_with("server: {port: 8000, operator_port: 8000}"))
+    load_settings(file_with("server: {host: 0.0.0.0, port: 8000, operator_host: 127.0.0.2, operator_port: 8000}"))

@@ -22,7 +22,7 @@ from serving.core.errors import HeadTooLarge, InvalidRequest, RequestError, Requ
 
 LINGER_SECONDS = 1.0
 """A refused client may go on sending for this long, unread, so that a reset does not overtake the answer."""
-_SINGLE = (b"host", b"transfer-encoding", b"authorization", b"content-type", b"content-encoding")
+_SINGLE = (b"host", b"transfer-encoding", b"authorization", b"x-api-key", b"content-type", b"content-encoding")
 _ONCE = {name: 1 << bit for bit, name in enumerate(_SINGLE)}
 """Headers of which a request has one, each with its bit: two readers could act on different ones."""
 

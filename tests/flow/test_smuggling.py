@@ -93,6 +93,8 @@ VECTORS = {
     "no Host": post(LENGTH, host=b""),
     "two Hosts": post(LENGTH, b"Host: other"),
     "two Authorizations": post(LENGTH, b"Authorization: Bearer a", b"Authorization: Bearer b"),
+    "two API keys": post(LENGTH, b"X-Api-Key: a", b"X-Api-Key: b"),
+    "two Content-Encodings": post(LENGTH, b"Content-Encoding: gzip", b"Content-Encoding: identity"),
     "HTTP/2.0": post(LENGTH, line=b"POST /v1/chat/completions HTTP/2.0"),
     "HTTP/0.9": post(LENGTH, line=b"POST /v1/chat/completions HTTP/0.9"),
     "HTTP/1.2": post(LENGTH, line=b"POST /v1/chat/completions HTTP/1.2"),
