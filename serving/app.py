@@ -154,7 +154,7 @@ class Server(uvicorn.Server):
             http=Connection,
             ws="none",
             backlog=settings.backlog,
-            timeout_keep_alive=int(settings.keep_alive_seconds),
+            timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
             access_log=False,
             server_header=False,

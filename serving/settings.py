@@ -92,7 +92,7 @@ class ServerSettings(_Section):
 
     host: str = "127.0.0.1"
     port: Port = 8000
-    keep_alive_seconds: Seconds = 75.0
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=86_400)] = 75
     drain_delay_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
     """After SIGTERM `/readyz` says 503 at once; new requests are served for this long while load balancers notice."""
     shutdown_grace_seconds: Seconds = 30.0
@@ -173,6 +173,10 @@ class RelaySettings(_Section):
     """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine."""
     idle_timeout_seconds: Seconds = 300.0
     """The longest gap between two pieces of one answer."""
+    keep_alive_comment_seconds: Seconds | None = None
+    """Send a comment into a stream that was silent for this long, also before its first event, so that idle timers on the way
+    do not cut it. Once the first has gone out the status is 200 for good and a later failure is said in the stream, so this
+    should be 10 s or more. None: never."""
     client_write_timeout_seconds: Seconds = 120.0
     """A client that takes no byte for this long is dropped."""
     max_attempts: Annotated[int, Field(ge=1, le=3)] = 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import re
 from collections.abc import Awaitable, Callable
@@ -54,6 +55,7 @@ class Edge:
         self._pipeline = pipeline
         self._limits = limits
         self._client_write_timeout_seconds = relay.client_write_timeout_seconds
+        self._comment_seconds = relay.keep_alive_comment_seconds
         self._active: set[Visit] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -91,7 +93,11 @@ class Edge:
         except ClientGone:
             reply.drop()
         except RequestError as error:
-            await reply.fail(error)
+            if reply.started:
+                # A comment has gone out before it, and the status with that.
+                await reply.end_in_band(error)
+            else:
+                await reply.fail(error)
         except AnswerCut as cut:
             if cut.in_band:
                 await reply.end_in_band(cut.error)
@@ -115,9 +121,11 @@ class Edge:
         """Look after all clients, four times a second for as long as the application runs: who left, who takes no bytes."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            blocked_since = monotonic() - self._client_write_timeout_seconds
+            now = monotonic()
             for visit in list(self._active):
-                visit.check(blocked_since)
+                visit.check(now - self._client_write_timeout_seconds)
+                if self._comment_seconds is not None and visit.silent_since < now - self._comment_seconds:
+                    visit.comment()
 
     async def idle(self, timeout_seconds: float) -> None:
         """Wait until no request is under way, at most this long."""
@@ -167,7 +175,7 @@ class Visit:
     Under uvicorn the sweep reads that from the request's cycle; under any other server a task waits for the disconnect.
     """
 
-    __slots__ = ("_cycle", "_receive", "_watch", "ctx", "reply", "task")
+    __slots__ = ("_commenting", "_cycle", "_receive", "_watch", "ctx", "reply", "task")
 
     def __init__(
         self, ctx: RequestContext, reply: Reply, task: asyncio.Task[Any], receive: Receive, cycle: RequestResponseCycle | None
@@ -178,6 +186,7 @@ class Visit:
         self._receive = receive
         self._cycle = cycle
         self._watch: asyncio.Task[None] | None = None
+        self._commenting: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
         """The body is read: from now on the client's next word is its end."""
@@ -191,9 +200,23 @@ class Visit:
         elif 0 < self.reply.blocked_since < blocked_since:
             self._interrupt(Outcome.CLIENT_SLOW)
 
+    @property
+    def silent_since(self) -> float:
+        """Since when the client of a stream that an engine works on has heard nothing; never where it must not hear comments."""
+        ctx, reply = self.ctx, self.reply
+        if not ctx.stream or not ctx.attempts or reply.ended or reply.mid_event or reply.blocked_since:
+            return math.inf
+        return max(ctx.arrived, ctx.last_byte, reply.commented)
+
+    def comment(self) -> None:
+        """Send a comment, in a task of its own: one client that takes no bytes must not hold up the sweep."""
+        if self._commenting is None or self._commenting.done():
+            self._commenting = asyncio.ensure_future(self.reply.comment())
+
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in (self._watch, self._commenting):
+            if task is not None:
+                task.cancel()
 
     async def _wait_for_end(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

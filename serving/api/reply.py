@@ -32,7 +32,10 @@ class Reply:
         """When the send under way began, in monotonic seconds; 0.0 when none is."""
         self._ctx = ctx
         self._send = send
-        self._mid_event = False
+        self.mid_event = False
+        """What was sent last ends inside an event."""
+        self.commented = 0.0
+        """When the last comment was sent, in monotonic seconds."""
 
     @property
     def write(self) -> Write | None:
@@ -40,15 +43,26 @@ class Reply:
         return None
 
     async def start(self, status: int, headers: Headers) -> None:
+        if self.started:
+            # By a comment.
+            return
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": self._head(headers)})
 
     async def send(self, data: bytes, *, last: bool) -> None:
-        self._mid_event = not data.endswith(b"\n\n")
-        self.ended = last
+        self.mid_event = not data.endswith(b"\n\n")
+        self.ended = self.ended or last
         self.blocked_since = monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         self.blocked_since = 0.0
+
+    async def comment(self) -> None:
+        """Let a silent stream's client, and whatever stands on the way to it, know that the stream lives."""
+        if self.ended:
+            return
+        self.commented = monotonic()
+        await self.start(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        await self.send(b": keep-alive\n\n", last=False)
 
     async def fail(self, error: RequestError) -> None:
         """Answer with an error object; only before the first byte."""
@@ -59,7 +73,7 @@ class Reply:
     async def end_in_band(self, error: RequestError) -> None:
         """Say inside the stream that it broke off, and end it without the mark of a whole one."""
         ctx = self._ctx
-        dialect, mid_event = ctx.route.dialect, self._mid_event
+        dialect, mid_event = ctx.route.dialect, self.mid_event
         event = error_event(error, mid_event=mid_event, dialect=dialect, request_id=ctx.request_id, number=ctx.next_event)
         await self.send(event, last=True)
 
@@ -113,6 +127,8 @@ class SplicedReply(Reply):
 
     async def start(self, status: int, headers: Headers) -> None:
         cycle = self._cycle
+        if self.started:
+            return
         self.started = True
         if cycle.disconnected:
             return
@@ -136,11 +152,11 @@ class SplicedReply(Reply):
 
     async def send(self, data: bytes, *, last: bool) -> None:
         cycle = self._cycle
-        self.ended = last
+        self.ended = self.ended or last
         await self._room()
-        if cycle.disconnected:
+        if cycle.disconnected or cycle.response_complete:
             return
-        self._mid_event = not data.endswith(b"\n\n")
+        self.mid_event = not data.endswith(b"\n\n")
         head, self._pending = self._pending, b""
         if not self._chunked:
             text = head + data if head else data
@@ -172,7 +188,7 @@ class SplicedReply(Reply):
     def _write(self, data: bytes) -> bool:
         cycle = self._cycle
         if data and not cycle.disconnected:
-            self._mid_event = not data.endswith(b"\n\n")
+            self.mid_event = not data.endswith(b"\n\n")
             text = b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data
             if self._pending:
                 text, self._pending = self._pending + text, b""
