@@ -382,3 +382,8 @@ def test_a_certificate_and_its_key_belong_together(file_with: WriteFile, text: s
 def test_operators_have_an_address_of_their_own(file_with: WriteFile) -> None:
     assert "operator_port" in complaint(file_with("server: {port: 8000, operator_port: 8000}"))
     load_settings(file_with("server: {host: 0.0.0.0, port: 8000, operator_host: 127.0.0.2, operator_port: 8000}"))
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "configs" / "gateway").glob("*.yaml")), ids=lambda p: p.name)
+def test_each_file_that_ships_is_read(path: Path) -> None:
+    assert load_settings(path).endpoints
