@@ -11,7 +11,8 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -147,7 +148,11 @@ class Server(uvicorn.Server):
         rejections = self._gateway.metrics.rejections
         return DoorConfig(
             app,
-            Door(self._gateway.settings.limits, lambda reason: rejections.add((reason,))),
+            Door(
+                self._gateway.settings.limits,
+                lambda reason: rejections.add((reason,)),
+                self._gateway.settings.relay.client_write_timeout_seconds,
+            ),
             host=settings.host,
             port=settings.port,
             loop="uvloop",
@@ -166,6 +171,19 @@ class Server(uvicorn.Server):
     def _ssl_context_factory(self) -> Callable[..., ssl.SSLContext] | None:
         certificate = self._certificate
         return None if certificate is None else lambda *_: certificate.context
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A closed terminal drains, too; uvicorn itself would be killed by it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGHUP, self.handle_exit)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         operators = await self._operator_listener()

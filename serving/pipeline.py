@@ -250,7 +250,7 @@ class Pipeline:
                 data, complete = await answer.exchange.piece()
             except WireError as failure:
                 if view.done:
-                    data, complete = b"", True
+                    data, complete = passing.take(b"", last=True), True
                     continue
                 error = EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed
                 raise AnswerCut(error("The engine's answer broke off."), in_band=view.is_stream) from None
@@ -304,7 +304,7 @@ class Pipeline:
             passage.lease.close()
         self.in_flight -= 1
         passage.ended = self._clock()
-        ctx.body = b""
+        ctx.body, ctx.document = b"", {}
         unpublished = self._unpublished
         unpublished.append(passage)
         if len(unpublished) >= PUBLISH_REQUESTS:

@@ -129,6 +129,8 @@ class ParameterLimits(_Section):
     """Ceiling of max_tokens, max_completion_tokens and max_output_tokens; None leaves it to the model's context."""
     prompts: Count = 256
     """Prompts in one completions request."""
+    json_values: Count = 1_000_000
+    """Values and escapes in one body, counted roughly: with more of them, reading it would hold up all other requests."""
 
     @cached_property
     def bounds(self) -> dict[str, tuple[int, int | None]]:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from serving.core.errors import ConfigurationError
-from serving.settings import EndpointSettings, load_settings
+from serving.settings import EndpointSettings, cache_dir, catalog_dir, load_settings
 
 SECRET = "sk-never-shown"
 ENDPOINTS = '[{"name": "e1", "url": "http://engine:8000", "model": "tiny"}]'
@@ -179,6 +179,81 @@ def test_a_file_that_is_not_yaml_is_refused(file_with: WriteFile, text: str) -> 
     assert complaint(path).startswith(f"{path}: is not YAML")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!binary aGk=",
+        "!!set {a}",
+        '!!int "abc"',
+        '!!int ""',
+        '!!float "abc"',
+        '!!bool "abc"',
+        f"!{SECRET} x",
+        f"*{SECRET}",
+        "9" * 5000,
+        "0x" + "f" * 5000,
+        "[" * 3000,
+        r'"\ud800"',
+        r'"\0"',
+        "&a [*a]",
+        "{a: 1, a: 2}",
+        "{1: 2}",
+        "{[a]: 2}",
+    ],
+    ids=range(17),
+)
+def test_a_value_that_yaml_can_say_and_nobody_means_is_refused(file_with: WriteFile, value: str) -> None:
+    path = file_with(f"logging:\n  level: {value}\n")
+    message = complaint(path)
+    assert message.startswith(f"{path}: is not YAML: ")
+    assert len(message.splitlines()) == 1
+    assert len(message) < 500
+    assert SECRET not in message
+
+
+def test_a_section_given_twice_is_refused(file_with: WriteFile) -> None:
+    path = file_with("server: {port: 1}\nlimits: {in_flight: 1}\nserver: {host: a}\n")
+    assert complaint(path) == f"{path}: is not YAML: the key 'server' is given twice in line 3"
+
+
+def test_mappings_may_still_be_merged(file_with: WriteFile) -> None:
+    path = file_with("endpoints:\n- &e {name: e1, url: 'http://e:1', model: m}\n- {<<: *e, name: e2}\n")
+    assert [(e.name, e.model) for e in load_settings(path).endpoints] == [("e1", "m"), ("e2", "m")]
+
+
+@pytest.mark.parametrize("name", ["SERVING_ENDPOINTS", "SERVING_AUTH__KEYS"])
+def test_a_variable_nested_without_end_is_named(set_variable: SetVariable, name: str) -> None:
+    set_variable(name, "[" * 5000)
+    assert complaint().startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("read", [cache_dir, catalog_dir])
+def test_a_folder_of_nobody_is_refused(set_variable: SetVariable, read: Callable[[], Path]) -> None:
+    name = f"SERVING_{read.__name__.upper()}"
+    set_variable(name, "~nobody-of-that-name/x")
+    with pytest.raises(ConfigurationError, match=name):
+        read()
+
+
+@pytest.mark.parametrize("field", ["host", "operator_host"])
+@pytest.mark.parametrize("host", ["a" * 80, "a..b", "a b", r"a\tb"])
+def test_a_host_that_no_name_can_be_is_refused(file_with: WriteFile, field: str, host: str) -> None:
+    path = file_with(f'server: {{{field}: "{host}"}}')
+    assert complaint(path).startswith(f"{path}: server.{field}: must be")
+
+
+@pytest.mark.parametrize("host", ["", "::", "fe80::1%eth0", "bücher.example", "127.0.0.1"])
+def test_a_host_is_taken(file_with: WriteFile, host: str) -> None:
+    assert load_settings(file_with(f"server: {{host: '{host}'}}")).server.host == host
+
+
+@pytest.mark.parametrize(("field", "value"), [("server.backlog", 2**31), ("relay.buffer_bytes", 2**62)])
+def test_a_number_that_the_system_cannot_take_is_refused(file_with: WriteFile, field: str, value: int) -> None:
+    section, _, name = field.partition(".")
+    path = file_with(f"{section}: {{{name}: {value}}}")
+    assert complaint(path).startswith(f"{path}: {field}: ")
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_bytes(b"\xff\xfe\xfa")
@@ -215,6 +290,16 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         "unix:relative.sock",
         "unix://host/engine.sock",
         "http://engine..svc:8000",
+        "http://engine:8000\n",
+        "http://eng\tine:8000",
+        "http://eng ine:8000",
+        "http://engine:0",
+        "http://engine\x7f:8000",
+        "http://eng\x00ine:8000",
+        "unix:/run/a\x00b",
+        "unix:/run/a\nb",
+        "unix:/" + "a" * 108,
+        "unix:/run/\udcff",
         "",
     ],
 )
@@ -259,6 +344,20 @@ def test_one_key_listed_twice_is_refused(file_with: WriteFile) -> None:
 def test_an_empty_key_does_not_mean_no_key(set_variable: SetVariable, value: str) -> None:
     set_variable("SERVING_AUTH__API_KEY", value)
     assert "auth.api_key: is empty" in complaint()
+
+
+@pytest.mark.parametrize("name", ["AUTH__API_KEY", "AUTH__CACHE_SECRET", "RELAY__ENGINE_SECRET"])
+def test_a_secret_that_is_not_text_is_refused(set_variable: SetVariable, name: str) -> None:
+    set_variable(f"SERVING_{name}", os.fsdecode(b"sk-\xff\xfe"))
+    message = complaint()
+    assert message.startswith(f"SERVING_{name}: ")
+    assert "UTF-8" in message or "ASCII" in message
+    assert "codec" not in message
+
+
+def test_half_a_surrogate_pair_is_no_engine_secret(set_variable: SetVariable) -> None:
+    set_variable("SERVING_RELAY", r'{"engine_secret": "sk-\ud800"}')
+    assert "ASCII" in complaint()
 
 
 def test_no_secret_is_in_any_rendering_of_the_settings(set_variable: SetVariable) -> None:
@@ -384,6 +483,9 @@ def test_operators_have_an_address_of_their_own(file_with: WriteFile) -> None:
     load_settings(file_with("server: {host: 0.0.0.0, port: 8000, operator_host: 127.0.0.2, operator_port: 8000}"))
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "configs" / "gateway").glob("*.yaml")), ids=lambda p: p.name)
+SHIPPED = sorted((Path(__file__).parent.parent / "configs" / "gateway").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_each_file_that_ships_is_read(path: Path) -> None:
     assert load_settings(path).endpoints

@@ -25,6 +25,8 @@ class Door:
     limits: LimitSettings
     on_refusal: Callable[[str], None]
     """Told why whenever a request or connection is refused before it is a request; a closed set of words."""
+    write_timeout_seconds: float
+    """A client that takes none of an answer's last bytes for this long is dropped."""
     open_connections: int = 0
 
 

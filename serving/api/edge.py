@@ -195,10 +195,18 @@ class Visit:
 
     def check(self, blocked_since: float) -> None:
         """End the request if its client has left, or if the send under way began before that time."""
-        if self._cycle is not None and self._cycle.disconnected:
+        if self._cycle is not None and (self._cycle.disconnected or self._left_behind(self._cycle)):
             self._interrupt(Outcome.CLIENT_CANCELLED)
         elif 0 < self.reply.blocked_since < blocked_since:
             self._interrupt(Outcome.CLIENT_SLOW)
+
+    @staticmethod
+    def _left_behind(cycle: RequestResponseCycle) -> bool:
+        """The client sent another request behind this one and has left: neither is read, nor is its end."""
+        if not cycle.flow.read_paused or cycle.more_body:
+            return False
+        peer_left = getattr(cycle.transport, "peer_left", None)
+        return peer_left is not None and bool(peer_left())
 
     @property
     def silent_since(self) -> float:

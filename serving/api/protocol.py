@@ -8,12 +8,14 @@ uvicorn that this relies on.
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from serving.api.door import SURPLUS_CONNECTIONS, DoorConfig, full
@@ -35,16 +37,33 @@ class _Refused(Exception):
         self.error = error
 
 
+_CLOSED_BY_PEER = (7, 8)
+"""TCP_CLOSE and TCP_CLOSE_WAIT in Linux's tcp_states.h."""
+
+
 class _Outlet:
     """What a request's side has in place of the transport: the same, but that closing it may take a little longer."""
 
-    __slots__ = ("abort", "close", "is_closing", "write")
+    __slots__ = ("_transport", "abort", "close", "is_closing", "write")
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write: Callable[..., None] = transport.write
         self.abort: Callable[..., None] = transport.abort
         self.close: Callable[..., None] = close
         self.is_closing = transport.is_closing
+        self._transport = transport
+
+    def peer_left(self) -> bool:
+        """Ask the kernel whether the client has closed, while nothing is read from it: the end of a pipelining client is
+        behind a request that waits."""
+        found = self._transport.get_extra_info("socket")
+        if found is None or found.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_INFO"):
+            return False
+        try:
+            state: int = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        except OSError:
+            return True
+        return state in _CLOSED_BY_PEER
 
     def shut(self) -> None:
         """From now on nothing that is done here has an effect."""
@@ -78,6 +97,8 @@ class Connection(HttpToolsProtocol):
         self._seen = 0
         """Bits of `_ONCE`."""
         self._upgrades = False
+        self._cycles: deque[RequestResponseCycle] = deque()
+        """The request that is being answered, then those that wait behind it."""
 
     # asyncio
 
@@ -100,6 +121,10 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.open_connections -= 1
         self._stop_timer()
+        for cycle in self._cycles:
+            # uvicorn tells only the last one.
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -186,15 +211,31 @@ class Connection(HttpToolsProtocol):
                 raise _Refused(malformed("The header Host is missing."))
         elif version != "1.0" or self._seen & _ONCE[b"transfer-encoding"]:
             raise _Refused(malformed("The version of HTTP must be 1.1."))
+        else:
+            # A client of HTTP/1.0 knows no interim answer (RFC 9110, 10.1.1).
+            self.expect_100_continue = False
         if parser.should_upgrade():
             if parser.get_method() == b"CONNECT":
                 raise _Refused(malformed("This is no proxy."))
             self._upgrades = True
             return
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
         self.cycle.transport = cast(asyncio.Transport, self._outlet)
         if self._surplus:
             self.cycle.keep_alive = False
+
+    def _watch_flush(self) -> None:
+        if unsent_bytes := self.transport.get_write_buffer_size():
+            self.loop.call_later(self._door.write_timeout_seconds, self._flush_overdue, unsent_bytes)
+
+    def _flush_overdue(self, unsent_bytes_before: int) -> None:
+        """The last bytes of an answer wait for a client; one that has taken none of them meanwhile is dropped."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes >= unsent_bytes_before:
+            self.transport.abort()
+        elif unsent_bytes:
+            self.loop.call_later(self._door.write_timeout_seconds, self._flush_overdue, unsent_bytes)
 
     def on_body(self, body: bytes) -> None:
         self._heard = True
@@ -234,6 +275,9 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def on_response_complete(self) -> None:
+        if self._cycles:
+            self._cycles.popleft()
+        self._watch_flush()
         if self._deaf:
             self.server_state.total_requests += 1
         else:

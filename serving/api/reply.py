@@ -133,9 +133,12 @@ class SplicedReply(Reply):
         if cycle.disconnected:
             return
         cycle.response_started = True
-        cycle.waiting_for_100_continue = False
+        if cycle.waiting_for_100_continue:
+            # The client may now send the body that it announced, or leave it out: nobody could tell what follows.
+            cycle.waiting_for_100_continue = False
+            cycle.keep_alive = False
         parts = [STATUS_LINE[status]]
-        self._chunked = True
+        self._chunked = cycle.scope["http_version"] == "1.1"
         for name, value in cycle.default_headers + self._head(headers):
             if name == b"content-length":
                 self._chunked = False

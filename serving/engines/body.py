@@ -40,6 +40,8 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 """Older names of structured output; vLLM ignores them, so they are said again in the words it knows."""
 
 
+_COSTLY = (b",", b"[", b"{", b"\\")
+"""What makes a body of a given size slow to read and large in memory; counting them costs next to nothing."""
 GUIDED_NAMES = frozenset(GUIDED)
 
 
@@ -56,7 +58,7 @@ def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
 
     What only the engine acts on is passed through unjudged. Raises: InvalidRequest, naming the field.
     """
-    document = _parse(ctx.body)
+    document = _parse(ctx.body, limits.json_values)
     ctx.document = document
     model = document.get("model")
     if model is None:
@@ -113,7 +115,12 @@ def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) ->
     ctx.hides_usage = not options.get("continuous_usage_stats")
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def _parse(body: bytes, limit: int) -> dict[str, Any]:
+    if len(body) > limit and sum(map(body.count, _COSTLY)) > limit:
+        raise InvalidRequest(
+            f"The body holds more than {limit} values and escapes; texts and token lists of a model's size hold far fewer.",
+            code="request_too_complex",
+        )
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

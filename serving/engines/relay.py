@@ -96,7 +96,7 @@ class Relay:
         try:
             connection.send(exchange, _request(pool.address, ctx, self._secret_line))
             status = await exchange.head()
-            if status >= 300:
+            if status != 200:
                 body, _ = await _read_bounded(exchange, self._settings.error_body_bytes)
                 raise _refusal(status, exchange.headers, body)
             first, complete = await exchange.piece()
@@ -106,6 +106,9 @@ class Relay:
                 if name in PASSED_HEADERS:
                     headers.append((name, value))
                     is_stream = is_stream or (name == b"content-type" and value.startswith(b"text/event-stream"))
+            if is_stream:
+                # Its length may change on the way, by an event that is ours or one that says that it broke off.
+                headers = [(name, value) for name, value in headers if name != b"content-length"]
             if is_stream and first.startswith(ctx.route.dialect.error):
                 raise _refusal(500, [], first.partition(b"data: ")[2].partition(b"\n")[0], in_stream=True)
             return Answer(exchange, status, headers, first, complete, is_stream)

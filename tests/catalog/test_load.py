@@ -89,6 +89,77 @@ def test_no_mapping(root: Path, text: str, why: str) -> None:
         load_catalog(root)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!binary aGk=",
+        "!!set {a}",
+        "!!omap [a: b]",
+        '!!int "abc"',
+        '!!int ""',
+        '!!float "abc"',
+        '!!bool "abc"',
+        "!!python/name:os.system",
+        "!unknown x",
+        "9" * 5000,
+        "0x" + "f" * 5000,
+        "[" * 3000,
+        "[" * 80 + "]" * 80,
+        r'"\ud800"',
+        r'"\0"',
+        "&a [*a]",
+        "*nowhere",
+    ],
+    ids=range(17),
+)
+def test_a_value_that_no_record_can_hold_is_one_sentence(root: Path, value: str) -> None:
+    spoil(root / PROFILE, "description:", f"description: {value}\nformer:")
+    with pytest.raises(ConfigurationError) as caught:
+        load_catalog(root)
+    first, *others = str(caught.value).splitlines()
+    assert first.startswith(f"{root / PROFILE}: ")
+    assert len(first) < 500
+    assert all("former" in line for line in others)
+
+
+@pytest.mark.parametrize("date", ["2026-13-45", "2026-01-02", "2026-13-45T99:99:99Z"])
+def test_a_date_is_text(root: Path, date: str) -> None:
+    spoil(root / PROFILE, "description:", f"description: {date} #")
+    assert load_catalog(root).profiles["smollm2-135m-cpu"].description == date
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"flags": ' + "[" * 400 + "]" * 400 + "}", '{"engine": "\\ud800"}', "9" * 5000])
+def test_a_snapshot_that_no_record_can_hold_is_one_sentence(root: Path, text: str) -> None:
+    path = root / "engines" / "vllm-0.32.0.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_catalog(root)
+    assert all(line.startswith(f"{path}: ") and len(line) < 500 for line in str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("BIND: auto", r'BIND: "a\0b"', "NUL"),
+        ("BIND: auto", "BIND: auto\n  VLLM_API_KEY: sk-shown", "environment.VLLM_API_KEY: is a secret"),
+        ("BIND: auto", "BIND: auto\n  HF_TOKEN: sk-shown", "environment.HF_TOKEN: is a secret"),
+        ("  dtype: bfloat16", "  api-key: sk-shown", "SERVING_ENGINE_SECRET"),
+        ("  dtype: bfloat16", "  api-key: [sk-shown]", "arguments.api-key: is a secret"),
+        ("  dtype: bfloat16", "  hf-token: sk-shown", "arguments.hf-token: is a secret"),
+        ("  dtype: bfloat16", "  max-num-seqs: 0", "arguments.max-num-seqs: must be 1 or more, not 0"),
+        ("  dtype: bfloat16", '  max-num-batched-tokens: "0"', "arguments.max-num-batched-tokens: must be 1 or more, not '0'"),
+        ("max-model-len: 8192", "max-model-len: -5", "arguments.max-model-len: must be 1 or more, not -5"),
+    ],
+)
+def test_a_profile_no_engine_should_be_given(root: Path, old: str, new: str, expected: str) -> None:
+    spoil(root / PROFILE, old, new)
+    with pytest.raises(ConfigurationError) as caught:
+        load_catalog(root)
+    assert str(caught.value).startswith(f"{root / PROFILE}: ")
+    assert expected in str(caught.value)
+    assert "sk-shown" not in str(caught.value)
+
+
 def test_a_missing_shelf_and_a_missing_root(root: Path) -> None:
     with pytest.raises(ConfigurationError, match="--catalog"):
         load_catalog(root / "nowhere")

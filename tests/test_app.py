@@ -1,0 +1,79 @@
+"""How `serving gateway` starts, and how it says that it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GATEWAY = [sys.executable, "-m", "serving", "gateway"]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith("SERVING_")}
+    return inherited | {"SERVING_SERVER__PORT": "0"} | variables
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield str(listener.getsockname()[1])
+
+
+def refusal(**variables: str) -> str:
+    done = subprocess.run(GATEWAY, env=environment(**variables), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("variable", ["SERVING_SERVER__PORT", "SERVING_SERVER__OPERATOR_PORT"])
+def test_a_taken_port_is_one_sentence_and_status_2(taken: str, variable: str) -> None:
+    message = refusal(**{variable: taken})
+    assert message.startswith(f"serving: port {taken} is taken by ")
+    assert variable.removeprefix("SERVING_").lower().replace("__", ".") in message
+
+
+@pytest.mark.parametrize("host", ["host.invalid", "192.0.2.1"])
+@pytest.mark.parametrize("field", ["HOST", "OPERATOR_HOST"])
+def test_a_wrong_host_is_one_sentence_and_status_2(field: str, host: str) -> None:
+    assert host in refusal(**{f"SERVING_SERVER__{field}": host, "SERVING_SERVER__OPERATOR_PORT": "0"})
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-"])
+def test_without_an_output_the_log_goes_to_the_errors(tmp_path: Path, closed: str) -> None:
+    errors = tmp_path / "errors"
+    shell = f"exec {shlex.join(GATEWAY)} {closed} 2>{shlex.quote(str(errors))}"
+    process = subprocess.Popen(["sh", "-c", shell], env=environment())
+    try:
+        for _ in range(600):
+            if process.poll() is not None or "running on" in errors.read_text() if errors.exists() else False:
+                break
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert "Traceback" not in errors.read_text()
+    assert re.search(r"running on http://127\.0\.0\.1:[1-9]", errors.read_text()), "port 0 is a free one"
+
+
+def test_without_any_output_it_runs() -> None:
+    process = subprocess.Popen(["sh", "-c", f"exec {shlex.join(GATEWAY)} <&- >&- 2>&-"], env=environment())
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+    finally:
+        process.terminate()
+    assert process.wait(30) == 0
