@@ -10,9 +10,11 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,10 +29,11 @@ def say(text: str) -> None:
 
 def cache_dir() -> Path:
     given = os.environ.get("SERVING_CACHE_DIR")
-    if given:
-        return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "serving-stack"
+    try:
+        return Path(given).expanduser() if given else (Path(base) if base else Path.home() / ".cache") / "serving-stack"
+    except RuntimeError as error:
+        sys.exit(f"setup: {error}; set SERVING_CACHE_DIR to a folder that there is")
 
 
 def digest(path: Path) -> str:
@@ -49,7 +52,8 @@ def pip(*arguments: str, may_fail: bool = False) -> bool:
 def make_venv() -> None:
     if sys.version_info < (3, 11):
         sys.exit(f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}; use make PYTHON=python3.11 …")
-    if PYTHON.exists() and subprocess.run([str(PYTHON), "-c", ""], capture_output=True).returncode == 0:
+    # Its pip, too: a process that was killed while it made the environment may have left one without.
+    if PYTHON.exists() and subprocess.run([str(PYTHON), "-m", "pip", "--version"], capture_output=True).returncode == 0:
         return
     say(f"making {VENV.name} with Python {platform.python_version()}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
@@ -60,10 +64,12 @@ def fetched(layer: str, lock: Path) -> Path:
     wheels = cache_dir() / "wheels" / f"{sys.implementation.cache_tag}-{platform.machine()}" / f"{layer}-{digest(lock)[:16]}"
     manifest = wheels / "manifest.json"
     if manifest.exists():
-        known = json.loads(manifest.read_text(encoding="utf-8"))
+        known = recorded(manifest)
         bad = [name for name, sha256 in known.items() if not (wheels / name).exists() or digest(wheels / name) != sha256]
-        if not bad:
+        if known and not bad:
             return wheels
+        if not known:  # nothing tells which of the files are whole
+            bad = [path.name for path in wheels.glob("*.whl")]
         say(f"{len(bad)} cached files of {layer} are damaged and will be fetched again")
         manifest.unlink()
         for name in bad:
@@ -83,9 +89,22 @@ def fetched(layer: str, lock: Path) -> Path:
     fetch_torch(lock, wheels)
     names = sorted(path.name for path in wheels.glob("*.whl"))
     partial = manifest.with_suffix(".partial")
-    partial.write_text(json.dumps({name: digest(wheels / name) for name in names}, indent=1), encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump({name: digest(wheels / name) for name in names}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut may leave the new name on an empty file
     partial.rename(manifest)
     return wheels
+
+
+def recorded(manifest: Path) -> dict[str, str]:
+    """The digests of a layer's wheels by their names; empty where the file is damaged."""
+    try:
+        known = json.loads(manifest.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return {}
+    whole = isinstance(known, dict) and all(isinstance(sha256, str) and Path(n).name == n for n, sha256 in known.items())
+    return known if whole else {}
 
 
 def torch_pin(lock: Path) -> str | None:
@@ -113,36 +132,64 @@ def fetch_torch(lock: Path, wheels: Path) -> None:
         sys.exit(f"setup: {pin} could not be fetched; install it into .venv by hand and run the target again")
 
 
+def installed(name: str, wanted: str, command: Callable[[], list[str]]) -> bool:
+    """Run pip with `command` unless `name` is there as `wanted`; whether anything had to be done.
+
+    pip takes a package for installed as soon as its first file is there. A mark that outlives a killed process says that
+    this cannot be believed.
+    """
+    stamp, mark = VENV / f".installed-{name}", VENV / f".installing-{name}"
+    killed = mark.exists()
+    if not killed and stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        return False
+    arguments = command()
+    if killed:
+        say(f"the last installation of {name} was cut off; it is done again")
+        clear_halves()
+    mark.touch()
+    pip("install", "--quiet", "--no-deps", "--no-index", *(["--force-reinstall"] if killed else []), *arguments)
+    stamp.write_text(wanted, encoding="utf-8")
+    mark.unlink()
+    return True
+
+
+def clear_halves() -> None:
+    """Remove the records of packages that pip cannot uninstall, since it did not come to write the list of their files."""
+    for site in VENV.glob("lib/python*/site-packages"):
+        for path in site.iterdir():
+            if path.name.startswith("~") or (path.suffix == ".dist-info" and not (path / "RECORD").is_file()):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def install(layer: str) -> None:
     lock = ROOT / "requirements" / f"{layer}.txt"
-    stamp = VENV / f".installed-{layer}"
-    wanted = digest(lock)
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
-        return
     began = time.monotonic()
-    wheels = fetched(layer, lock)
-    say(f"installing the layer {layer}")
-    pin = torch_pin(lock)
-    requirement = without_torch(lock, wheels) if pin is not None and not any(wheels.glob("torch-*.whl")) else lock
-    pip("install", "--quiet", "--no-deps", "--no-index", "--find-links", str(wheels), "--requirement", str(requirement))
-    stamp.write_text(wanted, encoding="utf-8")
-    say(f"{layer} is ready after {time.monotonic() - began:.0f} s")
+
+    def command() -> list[str]:
+        wheels = fetched(layer, lock)
+        say(f"installing the layer {layer}")
+        pin = torch_pin(lock)
+        requirement = without_torch(lock, wheels) if pin is not None and not any(wheels.glob("torch-*.whl")) else lock
+        return ["--find-links", str(wheels), "--requirement", str(requirement)]
+
+    if installed(layer, digest(lock), command):
+        say(f"{layer} is ready after {time.monotonic() - began:.0f} s")
 
 
 def install_project() -> None:
-    stamp = VENV / ".installed-project"
-    wanted = digest(ROOT / "pyproject.toml")
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
-        return
-    pip("install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--editable", str(ROOT))
-    stamp.write_text(wanted, encoding="utf-8")
+    installed("project", digest(ROOT / "pyproject.toml"), lambda: ["--no-build-isolation", "--editable", str(ROOT)])
 
 
 def main() -> None:
-    make_venv()
-    for layer in sys.argv[1:]:
-        install(layer)
-    install_project()
+    try:
+        make_venv()
+        for layer in sys.argv[1:]:
+            install(layer)
+        install_project()
+    except OSError as error:
+        sys.exit(f"setup: {error.filename}: {error.strerror}; make room or rights there, or set another SERVING_CACHE_DIR")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"setup: {' '.join(error.cmd[1:3])} failed with status {error.returncode}; see above")
 
 
 if __name__ == "__main__":

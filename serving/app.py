@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -27,6 +28,7 @@ from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
 from serving.core.outcomes import AttemptResult
+from serving.engines.machine import require_free_port
 from serving.engines.relay import Relay
 from serving.engines.wire import WireError
 from serving.fleet.probe import Probe, ProbeFailed
@@ -239,8 +241,16 @@ class Server(uvicorn.Server):
 
 
 def run_gateway(settings: Settings) -> int:
-    """Run a gateway until it is told to stop. Returns the process's exit status."""
-    writer = LineWriter(sys.stdout.fileno())
+    """Run a gateway until it is told to stop. Returns the process's exit status.
+
+    Raises:
+        ConfigurationError: an address cannot be listened on; nothing was started.
+    """
+    require_free_port(settings.server.host, settings.server.port, "server.port")
+    if settings.server.operator_port is not None:
+        require_free_port(settings.server.operator_host, settings.server.operator_port, "server.operator_port")
+    _fill_standard_descriptors()
+    writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)
     gateway = create_app(settings, writer)
     writer.on_drop = gateway.metrics.log_lines_dropped.inc
@@ -260,6 +270,22 @@ def run_gateway(settings: Settings) -> int:
     finally:
         writer.close()
     return 0 if server.started else 1
+
+
+def _fill_standard_descriptors() -> None:
+    """Open the null device where 0, 1 or 2 is closed: a socket with such a number would get what others print, and the event
+    loop's library aborts the process when it closes one."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+def _log_descriptor() -> int:
+    """Standard output, or what there is in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # None: it was closed when the process began
+            return stream.fileno()
+    return os.open(os.devnull, os.O_WRONLY)
 
 
 def _open_file_limit(limits: LimitSettings) -> None:

@@ -13,35 +13,58 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from serving.core.errors import ConfigurationError
+from serving.strict_yaml import read_yaml
 
 PREFIX = "SERVING_"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+"""The ceiling is far above any use, and below what C code can no longer take."""
+UNIX_PATH_BYTES = 107
+"""The kernel's limit on a socket's path."""
+
+
+def _host(host: str) -> str:
+    """An address or a name to listen on; empty: all addresses."""
+    if not _is_host(host):
+        raise ValueError("must be an IP address or a valid host name")
+    return host
+
+
+def _is_host(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isprintable() and not any(map(str.isspace, host))
+
+
+Host = Annotated[str, AfterValidator(_host)]
 
 
 def _engine_url(url: str) -> str:
     from urllib.parse import urlsplit
 
+    if not url.isprintable():  # urlsplit passes over some, and a request's head cannot hold them
+        raise ValueError("must not hold control characters")
     parts = urlsplit(url)
     if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
+        if len(parts.path.encode()) > UNIX_PATH_BYTES:
+            raise ValueError(f"must have a path of at most {UNIX_PATH_BYTES} bytes")
         return url
     try:
         port = parts.port
     except ValueError:
-        port = -1
-    if parts.scheme != "http" or not parts.hostname or port == -1:
+        port = 0
+    if parts.scheme != "http" or not parts.hostname or port == 0:
         raise ValueError("must be http://HOST:PORT or unix:/PATH")
-    try:
-        parts.hostname.encode("idna")
-    except UnicodeError:
-        raise ValueError("must be http://HOST:PORT with a valid host name") from None
+    if not _is_host(parts.hostname):
+        raise ValueError("must be http://HOST:PORT with a valid host name")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
         raise ValueError("must be http://HOST:PORT without a path, query or user")
     return url.rstrip("/")
@@ -58,7 +81,7 @@ def _secret_lines(text: bytes) -> list[str]:
 
 
 def _one_secret(secret: SecretStr) -> SecretStr:
-    lines = _secret_lines(os.fsencode(secret.get_secret_value()))
+    lines = _secret_lines(secret.get_secret_value().encode(errors="surrogatepass"))
     if len(lines) > 1:
         raise ValueError("holds more than one secret; a gateway sends one")
     return SecretStr(lines[0])
@@ -90,15 +113,15 @@ class _Section(BaseModel):
 class ServerSettings(_Section):
     """Where the gateway listens and how it stops."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Port = 8000
     keep_alive_seconds: Annotated[int, Field(ge=1, le=86_400)] = 75
     drain_delay_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
     """After SIGTERM `/readyz` says 503 at once; new requests are served for this long while load balancers notice."""
     shutdown_grace_seconds: Seconds = 30.0
     """How long running requests may finish after the drain delay; then streams end with an error event."""
-    backlog: Count = 2048
-    operator_host: str = "127.0.0.1"
+    backlog: Annotated[int, Field(ge=1, lt=2**31)] = 2048
+    operator_host: Host = "127.0.0.1"
     operator_port: Port | None = None
     """A second address, always plain HTTP and never for tenants: `/metrics` is served there only, probes on both."""
     cors_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
@@ -251,6 +274,10 @@ class AuthSettings(_Section):
         text = secret.get_secret_value().strip()
         if not text:
             raise ValueError("is empty; leave it out to do without")
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # bytes of the environment that are no text; its own words would show some
+            raise ValueError("is not UTF-8 text") from None
         return SecretStr(text)
 
 
@@ -365,18 +392,29 @@ def engine_secret_is_given() -> bool:
 
 def cache_dir() -> Path:
     """Where downloads and converted models are kept: `SERVING_CACHE_DIR`, else the user's cache folder."""
-    given = os.environ.get("SERVING_CACHE_DIR")
-    if given:
-        return Path(given).expanduser()
+    given = _given_folder("SERVING_CACHE_DIR")
+    if given is not None:
+        return given
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "serving-stack"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "serving-stack"
+    except RuntimeError:
+        raise ConfigurationError("this user has no home folder for the cache; set SERVING_CACHE_DIR") from None
+
+
+def _given_folder(variable: str) -> Path | None:
+    given = os.environ.get(variable)
+    try:
+        return Path(given).expanduser() if given else None
+    except RuntimeError:
+        raise ConfigurationError(f"{variable}: {given} begins with ~ and no user of this machine has that name") from None
 
 
 def catalog_dir() -> Path:
     """Where the catalog lies: `SERVING_CATALOG_DIR`, else `configs/` of the source tree or of the installed package."""
-    given = os.environ.get("SERVING_CATALOG_DIR")
-    if given:
-        return Path(given).expanduser()
+    given = _given_folder("SERVING_CATALOG_DIR")
+    if given is not None:
+        return given
     package = Path(__file__).resolve().parent
     source = package.parent / "configs"
     return source if source.is_dir() else package / "_configs"
@@ -401,26 +439,19 @@ def load_settings(path: Path | None = None) -> Settings:
         raise ConfigurationError(
             f"{variable}: is not JSON; write JSON, or set fields one by one as {PREFIX}SECTION__FIELD"
         ) from None
+    except RecursionError:
+        # Files were read before; of the variables it is the one with the most brackets.
+        ours = [name for name in os.environ if name.upper().startswith(PREFIX)]
+        variable = max(ours, key=lambda name: len(re.findall(r"[\[{]", os.environ[name])), default="environment")
+        raise ConfigurationError(f"{variable}: is nested too deeply") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.MarkedYAMLError as error:
-        # The library's own words show the line, which may hold a secret.
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise ConfigurationError(f"{path}: is not YAML: {error.problem}{line}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: is not YAML: {type(error).__name__}") from None
+    loaded = read_yaml(path)
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigurationError(f"{path}: must be a mapping of sections, not a {type(loaded).__name__}")
-    for name in loaded:
-        if not isinstance(name, str):
-            raise ConfigurationError(f"{path}: {name}: is not a setting; the names of sections are words")
     return loaded
 
 

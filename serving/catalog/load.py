@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from serving.catalog.model import Catalog, Model, Profile, Record, Removed, Target, Vocabulary
 from serving.core.errors import ConfigurationError
+from serving.strict_yaml import read_yaml
 
 R = TypeVar("R", bound=Record)
 N = TypeVar("N", Target, Model, Profile)
@@ -41,7 +41,7 @@ def load_catalog(root: Path) -> Catalog:
         models=types.MappingProxyType(models),
         profiles=types.MappingProxyType(profiles),
         vocabularies=types.MappingProxyType(_read_vocabularies(root / "engines")),
-        removed=_validate(removed_path, _read_yaml(removed_path), Removed),
+        removed=_validate(removed_path, read_yaml(removed_path), Removed),
     )
 
 
@@ -63,42 +63,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {match[0]}?" if match else ""
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without two traps: a key given twice is an error, and a date is text."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text; quote it", key_node.start_mark)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-def _date_text(loader: _Loader, node: yaml.ScalarNode) -> str:
-    return str(loader.construct_scalar(node))
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _date_text)
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.MarkedYAMLError as error:
-        where = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigurationError(f"{path}{where}: {error.problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: is not YAML: {error}") from None
-
-
 def _read_shelf(folder: Path, kind: type[N]) -> dict[str, N]:
     if not folder.is_dir():
         raise ConfigurationError(f"{folder}: is missing; a catalog has the folders targets, models, profiles and engines")
@@ -109,7 +73,7 @@ def _read_shelf(folder: Path, kind: type[N]) -> dict[str, N]:
             raise ConfigurationError(f"{path}: must end in .yaml, or it would be overlooked")
         if path.suffix != ".yaml":
             continue
-        record = _validate(path, _read_yaml(path), kind)
+        record = _validate(path, read_yaml(path), kind)
         if record.name in files:
             raise ConfigurationError(f"{path}: name: {record.name!r} is the name of {files[record.name]} already")
         files[record.name] = path
@@ -126,7 +90,7 @@ def _read_vocabularies(folder: Path) -> dict[str, Vocabulary]:
     for path in sorted(folder.glob("*.json")):
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"{path}: cannot be read as JSON: {error}; make it again with the snapshot script") from None
         vocabulary = _validate(path, data, Vocabulary)
         if path.stem != f"{vocabulary.engine}-{vocabulary.version}":
@@ -151,6 +115,8 @@ def _validate(path: Path, data: Any, kind: type[R]) -> R:
     except ValidationError as error:
         lines = [_explain(path, problem, kind) for problem in error.errors(include_url=False)]
         raise ConfigurationError("\n".join(lines)) from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: is nested too deeply") from None
 
 
 def _explain(path: Path, problem: Any, kind: type[BaseModel]) -> str:
@@ -164,6 +130,8 @@ def _explain(path: Path, problem: Any, kind: type[BaseModel]) -> str:
         message = "is missing"
     elif problem["type"] == "string_type":
         message = f"must be text, not {value!r}; put it in quotes"
+    elif problem["type"] == "json_invalid":
+        message = f"cannot be taken: {message}"  # its input is the whole file
     elif problem["type"] != "value_error":
         message = f"{message[0].lower()}{message[1:]}, not {value!r}"
     where = f"{'.'.join(place)}: " if place else ""

@@ -7,6 +7,7 @@ are per second, memory sizes are whole numbers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -24,6 +25,14 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 FlagName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]
+
+
+ENGINE_KEY = "is a secret; leave it out and set SERVING_ENGINE_SECRET_FILE, so that the engine's guard asks for it"
+HUB_TOKEN = "is a secret; leave it out and set HF_TOKEN in the environment of the process"
+SECRET_ARGUMENTS = {"api-key": ENGINE_KEY, "hf-token": HUB_TOKEN}
+SECRET_VARIABLES = {"VLLM_API_KEY": ENGINE_KEY, "HF_TOKEN": HUB_TOKEN}
+"""What would be a secret in a file, and on a command line that each user of the machine can read."""
+POSITIVE_ARGUMENTS = ("max-num-seqs", "max-num-batched-tokens", "max-model-len")
 
 
 class Record(BaseModel):
@@ -144,6 +153,22 @@ class Profile(Record):
         for flag, value in self.arguments.items():
             if value is None:
                 raise ValueError(f"arguments.{flag}: is empty; give a value, or true or false for a bare flag")
+        return self
+
+    @model_validator(mode="after")
+    def _no_secret(self) -> Profile:
+        for flag in self.arguments.keys() & SECRET_ARGUMENTS.keys():
+            raise ValueError(f"arguments.{flag}: {SECRET_ARGUMENTS[flag]}")
+        for name in self.environment.keys() & SECRET_VARIABLES.keys():
+            raise ValueError(f"environment.{name}: {SECRET_VARIABLES[name]}")
+        return self
+
+    @model_validator(mode="after")
+    def _positive(self) -> Profile:
+        for flag in POSITIVE_ARGUMENTS:
+            value = self.arguments.get(flag)
+            if isinstance(value, int | str) and re.fullmatch(r"-\d+|0+", str(value)):
+                raise ValueError(f"arguments.{flag}: must be 1 or more, not {value!r}")
         return self
 
 

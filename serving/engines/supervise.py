@@ -27,7 +27,6 @@ TICK_SECONDS = 0.2
 SAME_PRESS_SECONDS = 0.3
 """A wrapper may pass one Ctrl-C on twice; only a later one is a second wish."""
 FAILURE_LINES = 20
-CONFIGURATION_STATUS = 2
 
 
 class Screen(Protocol):
@@ -208,11 +207,10 @@ class Supervisor:
             others = [other.kept.keeper_pid for other in (self._engine, self._gateway) if other.kept not in (None, kept)]
             keeper.end_descendants(os.getpid(), grace_seconds=keeper.GRACE_SECONDS, spare=others)
         name, log_path = life.program.name, life.program.log_path
-        if not life.was_ever_ready or status == CONFIGURATION_STATUS:
-            when = "" if life.was_ever_ready else " before it was ready"
+        if not life.was_ever_ready:
             tail = "\n".join(f"    {line}" for line in kept.log_tail(FAILURE_LINES))
             self._screen.fail(
-                f"The {name} {_ending(status)}{when}; everything is stopped. Its log, {log_path}, ends with:\n{tail}"
+                f"The {name} {_ending(status)} before it was ready; everything is stopped. Its log, {log_path}, ends with:\n{tail}"
             )
             life.kept = None
             return False

@@ -146,7 +146,7 @@ def test_a_snapshot_that_no_record_can_hold_is_one_sentence(root: Path, text: st
         ("  dtype: bfloat16", "  api-key: sk-shown", "SERVING_ENGINE_SECRET"),
         ("  dtype: bfloat16", "  api-key: [sk-shown]", "arguments.api-key: is a secret"),
         ("  dtype: bfloat16", "  hf-token: sk-shown", "arguments.hf-token: is a secret"),
-        ("  dtype: bfloat16", "  max-num-seqs: 0", "arguments.max-num-seqs: must be 1 or more, not 0"),
+        ("max-num-seqs: 32", "max-num-seqs: 0", "arguments.max-num-seqs: must be 1 or more, not 0"),
         ("  dtype: bfloat16", '  max-num-batched-tokens: "0"', "arguments.max-num-batched-tokens: must be 1 or more, not '0'"),
         ("max-model-len: 8192", "max-model-len: -5", "arguments.max-model-len: must be 1 or more, not -5"),
     ],

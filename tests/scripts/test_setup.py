@@ -62,7 +62,7 @@ def manifest(setup: ModuleType) -> Path:
 
 def test_what_is_there_costs_nothing(setup: ModuleType) -> None:
     setup.main()
-    (layer, project) = setup.pip.take("install")
+    layer, project = setup.pip.take("install")
     assert "--force-reinstall" not in (*layer, *project)
     setup.main()
     assert setup.pip.calls == []
