@@ -209,9 +209,8 @@ class Supervisor:
         name, log_path = life.program.name, life.program.log_path
         if not life.was_ever_ready:
             tail = "\n".join(f"    {line}" for line in kept.log_tail(FAILURE_LINES))
-            self._screen.fail(
-                f"The {name} {_ending(status)} before it was ready; everything is stopped. Its log, {log_path}, ends with:\n{tail}"
-            )
+            ended = f"The {name} {_ending(status)} before it was ready; everything is stopped."
+            self._screen.fail(f"{ended} Its log, {log_path}, ends with:\n{tail}")
             life.kept = None
             return False
         delay_seconds = life.has_died(self._clock())
