@@ -297,12 +297,6 @@ class LoggingSettings(_Section):
     """One line for each request when it has ended."""
 
 
-class TracingSettings(_Section):
-    otlp_endpoint: str | None = None
-    """Base address of an OTLP/HTTP collector, for example http://127.0.0.1:4318; without it nothing is traced."""
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-
-
 class Settings(BaseSettings):
     """All settings of a gateway process."""
 
@@ -320,7 +314,6 @@ class Settings(BaseSettings):
     probe: ProbeSettings = ProbeSettings()
     auth: AuthSettings = AuthSettings()
     logging: LoggingSettings = LoggingSettings()
-    tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
 
     @model_validator(mode="after")

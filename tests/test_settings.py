@@ -138,7 +138,6 @@ def test_every_mistake_of_a_file_is_named(file_with: WriteFile) -> None:
         ("limits: {body_bytes: 1.5}", "limits.body_bytes"),
         ("relay: {connect_timeout_seconds: 0}", "relay.connect_timeout_seconds"),
         ("relay: {idle_timeout_seconds: .nan}", "relay.idle_timeout_seconds"),
-        ("tracing: {sample_ratio: 2}", "tracing.sample_ratio"),
         ("logging: {level: loud}", "logging.level"),
         ("endpoints: {}", "endpoints"),
         ("endpoints: [{}]", "endpoints.0.name"),
