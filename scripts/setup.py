@@ -167,7 +167,7 @@ def install(layer: str) -> None:
 
     def command() -> list[str]:
         wheels = fetched(layer, lock)
-        say(f"installing the layer {layer}")
+        say(f"installing the layer {layer}{', which takes a minute or two' if layer.startswith('engine') else ''}")
         pin = torch_pin(lock)
         requirement = without_torch(lock, wheels) if pin is not None and not any(wheels.glob("torch-*.whl")) else lock
         return ["--find-links", str(wheels), "--requirement", str(requirement)]

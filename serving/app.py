@@ -253,6 +253,8 @@ def run_gateway(settings: Settings) -> int:
     writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)
     gateway = create_app(settings, writer)
+    if not settings.endpoints:
+        log.warning("no endpoints are set, so every request will be answered 404; list them under `endpoints`")
     writer.on_drop = gateway.metrics.log_lines_dropped.inc
     server = Server(gateway)
     _open_file_limit(settings.limits)

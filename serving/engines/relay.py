@@ -136,7 +136,7 @@ class Relay:
                         raise BrokenAnswer(f"the answer to {path} is larger than {PROBE_BODY_BYTES} bytes")
                     if status == 401 and b'"engine_secret"' in body:
                         what = "another secret than" if self._secret_line else "a secret; give it as"
-                        raise SecretRefused(f"the engine's guard wants {what} relay.engine_secret")
+                        raise SecretRefused(f"the engine's guard wants {what} relay.engine_secret (SERVING_RELAY__ENGINE_SECRET)")
                     return status, body
                 finally:
                     self.close(exchange)

@@ -17,7 +17,15 @@ from serving.core.errors import ConfigurationError
 from serving.engines.kept import Program, answers_ok, rotate_log
 from serving.engines.launch import prepare_engine, require_free_port
 from serving.engines.supervise import Screen, StopSignals, Supervisor
-from serving.settings import EndpointSettings, Settings, cache_dir, child_environment, engine_environment, load_settings
+from serving.settings import (
+    AuthSettings,
+    EndpointSettings,
+    Settings,
+    cache_dir,
+    child_environment,
+    engine_environment,
+    load_settings,
+)
 
 ENGINE_HOST = "127.0.0.1"
 ENDPOINT_NAME = "local"
@@ -120,16 +128,23 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         screen=screen,
         signals=signals,
         serves=lambda: answers_ok(gateway.host, gateway.port, "/readyz"),
-        announcement=announcement(engine, gateway, profile.model, with_key=settings.auth.api_key is not None),
+        announcement=announcement(engine, gateway, profile.model, key=_shown_key(settings.auth)),
     )
 
 
-def announcement(engine: Program, gateway: Program, model: str, *, with_key: bool) -> str:
-    """Addresses, logs and a command to paste. The key stays a variable of the shell; it is never shown."""
+def _shown_key(auth: AuthSettings) -> str | None:
+    """What stands for the key in a command to paste: a variable of the shell, or a blank to fill; never the key."""
+    if auth.api_key is not None:
+        return "$SERVING_AUTH__API_KEY"
+    return "YOUR_KEY" if auth.keys else None
+
+
+def announcement(engine: Program, gateway: Program, model: str, *, key: str | None) -> str:
+    """Addresses, logs and a command to paste."""
     base = f"http://{_authority(gateway)}"
     question = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
-    key = ' -H "Authorization: Bearer $SERVING_AUTH__API_KEY"' if with_key else ""
-    ask = f"{shlex.quote(base + '/v1/chat/completions')} -H 'Content-Type: application/json'{key}"
+    header = f' -H "Authorization: Bearer {key}"' if key is not None else ""
+    ask = f"{shlex.quote(base + '/v1/chat/completions')} -H 'Content-Type: application/json'{header}"
     return "\n".join(
         (
             "",
