@@ -87,7 +87,9 @@ class Probe:
 
     def _note(self, endpoint: Endpoint, state: EndpointState, reason: str) -> None:
         if self._fleet.record(endpoint.name, state, reason):
-            log.info(
+            level = logging.WARNING if state is EndpointState.UNREADY else logging.INFO
+            log.log(
+                level,
                 "endpoint %s is %s: %s",
                 endpoint.name,
                 state,
