@@ -92,11 +92,6 @@ class AnswerView:
         self.events += lines
         self._carry = text[-self._carry_bytes :]
 
-    @property
-    def mid_event(self) -> bool:
-        """The stream so far ends inside an event."""
-        return bool(self._pieces) and not self._carry.endswith(b"\n\n")
-
     def choice_events(self) -> int:
         """Events that held a choice: all but the usage event, which comes last where it was asked for."""
         if self._dialect.name != "openai":

@@ -68,7 +68,6 @@ def test_a_stream_is_seen_alike_however_it_is_split(said: list[dict[str, Any]], 
     assert view.events == len(said)
     assert view.done is is_done
     assert view.failed is (ERROR in said)
-    assert not view.mid_event
     expected = next((chunk["usage"] for chunk in reversed(said) if chunk.get("usage")), None)
     if expected is None:
         assert view.usage() == Usage()
@@ -92,17 +91,6 @@ def test_a_whole_answers_usage_is_found(text: str, usage: dict[str, Any], cuts: 
     assert view.usage().prompt_tokens == usage["prompt_tokens"]
     assert view.finish_reason() == "length"
     assert (view.events, view.done, view.failed) == (0, False, False)
-
-
-def test_a_stream_cut_inside_an_event_is_known_to_be() -> None:
-    whole = event(content("a"))
-    for length in range(1, len(whole)):
-        assert fed(whole[:length]).mid_event
-        assert fed(whole + whole[:length]).mid_event
-
-
-def test_nothing_is_not_inside_an_event() -> None:
-    assert not AnswerView(OPENAI, is_stream=True).mid_event
 
 
 def test_done_inside_a_string_does_not_end_a_stream() -> None:
