@@ -315,7 +315,7 @@ class Pipeline:
     def publish(self) -> None:
         """Tell metrics and log of all requests that have ended since the last time.
 
-        Together, because the same work costs a third of what it costs spread among requests, and because none of them waits.
+        Together, because the same work costs about half of what it costs spread among requests, and because none of them waits.
         """
         unpublished, self._unpublished = self._unpublished, []
         for passage in unpublished:

@@ -239,7 +239,7 @@ class Visit:
 
 
 class Body:
-    """The client's side: reads the body within its limits, then watches whether the client stays."""
+    """The client's side: reads the body within its limits."""
 
     def __init__(self, headers: dict[bytes, bytes], receive: Receive, limits: LimitSettings, *, whole: bool = False) -> None:
         self.on_complete: Callable[[], None] = lambda: None

@@ -10,27 +10,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from serving.settings import Settings
 from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.settling import settled
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
-def engine_url(request: pytest.FixtureRequest) -> str:
-    """An engine that serves the model `tiny`."""
-    return str(request.getfixturevalue("engine" if request.param == "scripted" else "real_engine").url)
-
-
-@pytest.fixture
-async def gateway(engine_url: str) -> AsyncIterator[RunningGateway]:
-    settings = Settings.model_validate(
-        {"endpoints": [{"name": "e1", "url": engine_url, "model": "tiny"}], "auth": {"api_key": "sk-test"}}
-    )
-    async with RunningGateway(settings) as started:
-        yield started
 
 
 @pytest.fixture

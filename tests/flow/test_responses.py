@@ -10,7 +10,6 @@ from typing import Any
 import openai
 import pytest
 
-from serving.settings import Settings
 from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
 from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.script import Gate, Script, Usage
@@ -37,25 +36,6 @@ def last_event(response: RawResponse) -> tuple[str, Any]:
 
 
 # The openai client, over the scripted engine and over a real vLLM
-
-
-@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
-def engine_url(request: pytest.FixtureRequest) -> str:
-    """An engine that serves the model `tiny`, slow enough that a long answer can be left."""
-    if request.param == "real":
-        return str(request.getfixturevalue("real_engine").url)
-    scripted: ScriptedEngine = request.getfixturevalue("engine")
-    scripted.default = Script(itl_seconds=0.002)
-    return scripted.url
-
-
-@pytest.fixture
-async def gateway(engine_url: str) -> AsyncIterator[RunningGateway]:
-    settings = Settings.model_validate(
-        {"endpoints": [{"name": "e1", "url": engine_url, "model": "tiny"}], "auth": {"api_key": "sk-test"}}
-    )
-    async with RunningGateway(settings) as started:
-        yield started
 
 
 @pytest.fixture
