@@ -85,9 +85,10 @@ def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
     if not is_chat and not isinstance(body.get("prompt"), str | list | None):
         raise invalid("list_type", "body.prompt", "Input should be a valid list", _shown(body["prompt"]))
     for name in ("max_tokens", "max_completion_tokens"):
-        if not isinstance(body.get(name), int | None):
+        value = body.get(name)
+        if not isinstance(value, int | None) and not (isinstance(value, float) and value.is_integer()):
             message = "Input should be a valid integer, unable to parse string as an integer"
-            raise invalid("int_parsing", f"body.{name}", message, _shown(body[name]))
+            raise invalid("int_parsing", f"body.{name}", message, _shown(value))
 
 
 def check(
@@ -145,4 +146,6 @@ def room_tokens(prompt_tokens: int, max_model_len: int) -> int:
 
 def asked_tokens(body: Mapping[str, Any]) -> int | None:
     limit = body.get("max_completion_tokens")
-    return limit if limit is not None else body.get("max_tokens")
+    if limit is None:
+        limit = body.get("max_tokens")
+    return None if limit is None else int(limit)
