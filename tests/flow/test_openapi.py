@@ -39,6 +39,7 @@ CHECKS = (
 )
 """All but those for resources that one request makes and another finds, and `positive_data_acceptance`: bodies are described
 as far as the gateway reads them, and an engine may refuse what the document allows."""
+SOAK_SECONDS = 300
 ENGINES_ONLY = ("--include-method", "POST")
 
 _TURNS = {
@@ -171,11 +172,11 @@ async def test_the_gateway_refuses_nothing_that_the_document_allows(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3 * SOAK_SECONDS)
 @pytest.mark.parametrize("members", [{}, {"model": PLAUSIBLE["model"]}], ids=["any model", "one model"])
-async def test_schemathesis_finds_no_violation_in_many_examples(
+async def test_schemathesis_finds_no_violation_in_a_long_time(
     engine: ScriptedEngine, gateway_over: GatewayOver, tmp_path: Path, members: dict[str, Any]
 ) -> None:
     async with gateway_over({"e1": engine}, auth={"api_key": KEY}) as gateway:
         document = await document_for(gateway, tmp_path, members)
-        await schemathesis(document, gateway, tmp_path, "--max-examples", "1000", "--generation-database", "none")
+        await schemathesis(document, gateway, tmp_path, "--max-time", str(SOAK_SECONDS), "--generation-database", "none")
