@@ -24,6 +24,7 @@ from uvicorn.config import STARTUP_FAILURE
 from serving.api.cors import Cors
 from serving.api.door import SURPLUS_CONNECTIONS, Door, DoorConfig
 from serving.api.edge import Asgi, Edge
+from serving.api.named import Named
 from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
@@ -76,10 +77,11 @@ class Gateway:
             identities=identities,
             metrics=None if own_address else self.metrics,
             draining=lambda: self.draining,
+            published=settings if settings.server.openapi else None,
         )
         api.router.lifespan_context = self._lifespan
-        self.operator_api = create_operator_api(fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
-        self.edge = Edge(api, self.pipeline, settings.limits, settings.relay)
+        self.operator_api = Named(create_operator_api(fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining))
+        self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
         self.application: Asgi = Cors(self.edge, origins) if origins else self.edge
         """What the server runs."""

@@ -126,6 +126,8 @@ class ServerSettings(_Section):
     """A second address, always plain HTTP and never for tenants: `/metrics` is served there only, probes on both."""
     cors_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
     """Origins whose pages may call the gateway from a browser, as https://HOST, or "*" for all; none: CORS is off."""
+    openapi: bool = True
+    """Whether `GET /openapi.json` answers with the document of the published routes, to everybody."""
     tls_certificate: Path | None = None
     """Certificate chain and key as PEM files. New files are taken up while the gateway runs; wrong ones are not."""
     tls_key: Path | None = None

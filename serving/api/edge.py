@@ -138,15 +138,19 @@ class Edge:
                     await self._idle.wait()
 
 
+def request_id(given: bytes | None) -> str:
+    """The client's own id where it is one, else a new one."""
+    if given is not None and _REQUEST_ID.fullmatch(given) is not None:
+        return given.decode("ascii")
+    return f"{_random.getrandbits(128):032x}"
+
+
 def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
-    given = headers.get(b"x-request-id")
-    valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
-    request_id = given.decode("ascii") if valid and given else f"{_random.getrandbits(128):032x}"
     traceparent = headers.get(b"traceparent")
     traced = traceparent is not None and _TRACEPARENT.fullmatch(traceparent) is not None
     tracestate = headers.get(b"tracestate", b"")
     return RequestContext(
-        request_id=request_id,
+        request_id=request_id(headers.get(b"x-request-id")),
         route=route,
         credential=_credential(route, headers),
         arrived=monotonic(),

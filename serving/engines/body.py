@@ -72,7 +72,8 @@ def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     for required in ctx.route.required:
         _require(document, required)
     for name in ctx.route.refused:
-        if document.get(name) not in (None, False):
+        value = document.get(name)
+        if value is not None and value is not False:  # 0 is equal to false and is not the same
             raise InvalidRequest(f"The field '{name}' cannot be used: {ctx.route.refused_words}.", param=name)
     _check_limits(document, limits)
     return model
@@ -135,7 +136,7 @@ def _require(document: dict[str, Any], required: Field) -> None:
     value = document.get(name)
     if value is None:
         raise InvalidRequest(f"The field '{name}' is missing: it must be {words}.", param=name)
-    if not isinstance(value, required.kinds):
+    if not isinstance(value, required.kinds) and not (int in required.kinds and _is_integer(value)):
         raise InvalidRequest(f"The field '{name}' must be {words}.", param=name)
 
 
@@ -154,11 +155,18 @@ def _check_bounds(document: dict[str, Any], name: str, least: int, most: int | N
     if value is None or (name == "logprobs" and isinstance(value, bool)):
         # In chat `logprobs` is a switch; its number is `top_logprobs`.
         return
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not _is_integer(value):
         raise InvalidRequest(f"The field '{name}' must be an integer.", param=name)
     if value < least or (most is not None and value > most):
         right = f"at least {least}" if most is None else f"from {least} to {most}" if most >= least else "left out"
         raise InvalidRequest(f"The field '{name}' must be {right} here.", param=name)
+
+
+def _is_integer(value: object) -> bool:
+    """What JSON Schema and engines call an integer: 8.0 is one, and true is none."""
+    if isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _prompts(prompt: Collection[Any]) -> int:
