@@ -61,12 +61,12 @@ def _engine_url(url: str) -> str:
         port = parts.port
     except ValueError:
         port = 0
-    if parts.scheme != "http" or not parts.hostname or port == 0:
-        raise ValueError("must be http://HOST:PORT or unix:/PATH")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH")
     if not _is_host(parts.hostname):
-        raise ValueError("must be http://HOST:PORT with a valid host name")
+        raise ValueError(f"must be {parts.scheme}://HOST:PORT with a valid host name")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-        raise ValueError("must be http://HOST:PORT without a path, query or user")
+        raise ValueError(f"must be {parts.scheme}://HOST:PORT without a path, query or user")
     return url.rstrip("/")
 
 
@@ -215,6 +215,19 @@ class RelaySettings(_Section):
     """What engines with our guard want to see; sent to every engine. Give it by environment, not in a file."""
     engine_secret_file: Annotated[Path, AfterValidator(_secret_file)] | None = None
     """A file with the secret in its first line, in place of `engine_secret`; read at the start."""
+
+    engine_ca: Path | None = None
+    """PEM file of the authorities that engines behind https:// are verified with; None: those of the machine. There is no way to
+    do without: an engine's self-signed certificate can stand in this file itself. New files are taken up by new connections."""
+    engine_client_certificate: Path | None = None
+    """Certificate chain and key as PEM files, shown to engines that ask for a client's certificate."""
+    engine_client_key: Path | None = None
+
+    @model_validator(mode="after")
+    def _whole_client_pair(self) -> RelaySettings:
+        if (self.engine_client_certificate is None) != (self.engine_client_key is None):
+            raise ValueError("engine_client_certificate and engine_client_key belong together; give both or none")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> RelaySettings:

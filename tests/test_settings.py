@@ -276,7 +276,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     "url",
     [
         "engine:8000",
-        "https://engine:8000",
+        "ftp://engine:8000",
+        "https://",
+        "https://engine:8000/v1",
         "http://",
         "http://:8000",
         "http://engine:port",
@@ -313,6 +315,7 @@ def test_an_address_that_cannot_be_an_engines_is_refused(url: str) -> None:
         ("http://engine:8000", "http://engine:8000"),
         ("http://engine:8000/", "http://engine:8000"),
         ("http://engine", "http://engine"),
+        ("https://engine:8443/", "https://engine:8443"),
         ("http://[::1]:8000", "http://[::1]:8000"),
         ("unix:/run/engine.sock", "unix:/run/engine.sock"),
         ("unix:///run/engine.sock", "unix:///run/engine.sock"),
@@ -326,6 +329,16 @@ def test_two_endpoints_of_one_name_are_refused(file_with: WriteFile) -> None:
     one = "{name: e1, url: 'http://engine:1', model: m}"
     path = file_with(f"endpoints: [{one}, {one}]\n")
     assert complaint(path) == f"{path}: endpoints: the name 'e1' is given twice"
+
+
+# TLS to engines
+
+
+def test_half_of_a_client_pair_is_refused(file_with: WriteFile) -> None:
+    path = file_with("relay: {engine_client_key: key.pem}\n")
+    assert complaint(path) == (
+        f"{path}: relay: engine_client_certificate and engine_client_key belong together; give both or none"
+    )
 
 
 # Secrets

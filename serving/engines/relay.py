@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from serving.core.context import Headers, RequestContext
+from serving.engines.tls import EngineTls
 from serving.engines.wire import Address, AnswerTimedOut, BrokenAnswer, Connection, Exchange, Pool, WireError
 from serving.settings import RelaySettings
 
@@ -55,6 +56,7 @@ class Relay:
 
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
+        self._tls = EngineTls(settings)
         self._pools: dict[str, Pool] = {}
         self._exchanges: set[Exchange] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -155,6 +157,7 @@ class Relay:
                 Address.parse(url),
                 connect_timeout_seconds=self._settings.connect_timeout_seconds,
                 idle_seconds=self._settings.idle_connection_seconds,
+                tls=self._tls.context,
             )
         return pool
 
