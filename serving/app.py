@@ -37,6 +37,7 @@ from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
 from serving.routing.choose import Chooser
+from serving.routing.retries import RetryBudget
 from serving.settings import LimitSettings, Settings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
@@ -56,6 +57,7 @@ class Gateway:
         self.relay = Relay(settings.relay)
         self.probe = Probe(self.fleet, self._get, settings.probe)
         self.admission = Admission(settings.limits)
+        self.retry_budget = RetryBudget(settings.relay.retry_budget)
         identities = Identities(settings.auth)
         self.pipeline = Pipeline(
             identities=identities,
@@ -68,7 +70,8 @@ class Gateway:
             request_log=RequestLog(writer) if writer is not None and settings.logging.access else None,
             estimates=TokenEstimates(),
             parameters=settings.limits.parameters,
-            max_attempts=settings.relay.max_attempts,
+            retry_budget=self.retry_budget,
+            settings=settings.relay,
         )
         own_address = settings.server.operator_port is not None
         api = create_api(

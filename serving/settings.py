@@ -190,6 +190,16 @@ class LimitSettings(_Section):
     parameters: ParameterLimits = ParameterLimits()
 
 
+class RetryBudgetSettings(_Section):
+    """How many requests may be tried at another engine, all in all."""
+
+    share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Retries within the window as a share of the requests within it."""
+    least_per_second: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """As many are allowed in any case, averaged over the window: the share of little traffic is less than one retry."""
+    window_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
+
+
 class RelaySettings(_Section):
     """The way to the engines."""
 
@@ -198,6 +208,9 @@ class RelaySettings(_Section):
     """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine."""
     idle_timeout_seconds: Seconds = 300.0
     """The longest gap between two pieces of one answer."""
+    request_timeout_seconds: Seconds = 3600.0
+    """From a request's arrival to the last byte of its answer, retries included; then the engine's connection is closed and the
+    client gets 504, or an error in its stream."""
     keep_alive_comment_seconds: Seconds | None = None
     """Send a comment into a stream that was silent for this long, also before its first event, so that idle timers on the way
     do not cut it. Once the first has gone out the status is 200 for good and a later failure is said in the stream, so this
@@ -205,6 +218,8 @@ class RelaySettings(_Section):
     client_write_timeout_seconds: Seconds = 120.0
     """A client that takes no byte for this long is dropped."""
     max_attempts: Annotated[int, Field(ge=1, le=3)] = 2
+    """Engines that one request may be sent to, one after another, before the first byte of an answer."""
+    retry_budget: RetryBudgetSettings = RetryBudgetSettings()
     idle_connection_seconds: Seconds = 3.0
     """Kept connections are dropped after this; below the 5 s after which vLLM closes them itself."""
     buffer_bytes: Count = 256 * 1024

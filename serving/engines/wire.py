@@ -7,6 +7,7 @@ connection, which is how vLLM learns that nobody waits any more.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,10 @@ class AnswerTimedOut(WireError):
     """The engine was silent for too long."""
 
 
+class RequestTimedOut(WireError):
+    """The request's whole time is used up, whoever used it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where an engine listens: `host` and `port`, or a Unix socket's `path`."""
@@ -90,17 +95,29 @@ class Exchange:
         "_waiter",
         "connection",
         "deadline",
+        "ends",
         "headers",
         "high_water_bytes",
         "idle_timeout_seconds",
         "status",
     )
 
-    def __init__(self, connection: Connection, *, deadline: float, idle_timeout_seconds: float, high_water_bytes: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        deadline: float,
+        idle_timeout_seconds: float,
+        high_water_bytes: int,
+        ends: float = math.inf,
+    ) -> None:
         self.connection: Connection | None = connection
         self.status = 0
         self.headers: Headers = []
         self.deadline = deadline
+        """When the engine will have been silent for too long, by the loop's clock."""
+        self.ends = ends
+        """When the request's time is used up, by the monotonic clock."""
         self.idle_timeout_seconds = idle_timeout_seconds
         self.high_water_bytes = high_water_bytes
         self._loop = connection.loop
