@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Incoming, Outgoing, RequestContext, Write
@@ -43,6 +44,10 @@ from serving.settings import ParameterLimits, RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission, Lease
+
+if TYPE_CHECKING:
+    # Loaded only where tracing is on: its libraries are large.
+    from serving.observability.tracing import Tracing
 
 log = logging.getLogger("serving.pipeline")
 
@@ -83,6 +88,7 @@ class Pipeline:
         parameters: ParameterLimits,
         retry_budget: RetryBudget,
         settings: RelaySettings,
+        tracing: Tracing | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._identities = identities
@@ -98,6 +104,7 @@ class Pipeline:
         self._retry_budget = retry_budget
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
+        self._tracing = tracing
         self._clock = clock
         self.in_flight = 0
         self._unpublished: list[Passage] = []
@@ -110,6 +117,8 @@ class Pipeline:
         passage = Passage(ctx)
         self.in_flight += 1
         try:
+            if self._tracing is not None:
+                self._tracing.begin(ctx)
             ctx.tenant = self._identities.identify(ctx.credential)
             ctx.body = await incoming.body()
             ctx.body_bytes = len(ctx.body)
@@ -201,6 +210,8 @@ class Pipeline:
         ctx.attempts += 1
         ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
         passage.endpoint = endpoint
+        if self._tracing is not None:
+            self._tracing.begin_attempt(ctx, self._clock())
         self._chooser.take(endpoint)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
@@ -227,6 +238,8 @@ class Pipeline:
     def _attempt_refused(self, passage: Passage, refusal: EngineRefused) -> RequestError:
         """What an engine's error means to the caller: its own words for the caller's faults, ours for the engine's."""
         ctx, status, words = passage.ctx, refusal.status, refusal.message
+        if ctx.trace is not None:
+            ctx.trace.attempts[-1].status = status
         if status in (429, 503):
             self._end_attempt(passage, AttemptResult.BUSY)
             seconds = min(max(refusal.retry_after_seconds or 1, 1), 30)
@@ -315,6 +328,10 @@ class Pipeline:
     def _end_attempt(self, passage: Passage, result: AttemptResult) -> None:
         endpoint, passage.endpoint = passage.endpoint, None
         if endpoint is not None:
+            trace = passage.ctx.trace
+            if trace is not None:
+                attempt = trace.attempts[-1]
+                attempt.result, attempt.ended = result, self._clock()
             self._chooser.release(endpoint)
             self._metrics.attempt(endpoint.pool, endpoint.name, result)
 
@@ -364,6 +381,8 @@ class Pipeline:
         self._metrics.settle(ctx, passage.ended)
         if self._request_log is not None:
             self._request_log.settle(ctx, passage.ended)
+        if self._tracing is not None:
+            self._tracing.settle(ctx, passage.ended, b"" if passage.answer is None else passage.answer.first)
 
 
 class Passage:

@@ -70,6 +70,31 @@ def _engine_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _traces_url(url: str) -> str:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not _is_host(parts.hostname):
+        raise ValueError("must be http://HOST:PORT/v1/traces or https://HOST:PORT/v1/traces")
+    if not url.isprintable() or " " in url or not url.isascii() or parts.query or parts.fragment or parts.username:
+        raise ValueError("must be a plain URL without a query or user; give credentials as tracing.headers")
+    return url if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}/v1/traces"
+
+
+def _header_fields(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    for name, value in headers.items():
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            raise ValueError("holds a name that no HTTP header can have")
+        text = value.get_secret_value()
+        if not text.isascii() or not text.isprintable():
+            raise ValueError(f"{name}: must be printable ASCII")
+    return headers
+
+
 def _secret_lines(text: bytes) -> list[str]:
     """One secret a line, as the engine's guard reads them. Raises: ValueError, without the secret in its words."""
     lines = [line for line in map(bytes.strip, text.splitlines()) if line]
@@ -319,6 +344,27 @@ class EndpointSettings(_Section):
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
 
 
+class TracingSettings(_Section):
+    """Spans for requests and their attempts, over OTLP. The variables of OpenTelemetry (`OTEL_…`) are not read."""
+
+    endpoint: Annotated[str, AfterValidator(_traces_url)] | None = None
+    """A receiver of traces over HTTP, as http://collector:4318/v1/traces. None: no spans are made, and a client's `traceparent`
+    goes to the engine as it is."""
+    headers: Annotated[dict[str, SecretStr], AfterValidator(_header_fields)] = {}
+    """Sent to the receiver, as its key; give them by environment, not in a file."""
+    ca: Path | None = None
+    """PEM file of the authorities that a receiver behind https:// is verified with; None: those of the machine."""
+    service_name: Annotated[str, Field(min_length=1, max_length=128)] = "serving-gateway"
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of the requests without a valid `traceparent`; where there is one, its caller has decided."""
+    queue_requests: Count = 4096
+    """Ended requests that wait to be sent; more are dropped and counted."""
+    interval_seconds: Seconds = 1.0
+    """How long an ended request may wait for others to be sent with it; also the pause before a failed send is tried again."""
+    timeout_seconds: Seconds = 10.0
+    """For connecting to the receiver and for each of its answers."""
+
+
 class LoggingSettings(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     access: bool = True
@@ -342,6 +388,7 @@ class Settings(BaseSettings):
     probe: ProbeSettings = ProbeSettings()
     auth: AuthSettings = AuthSettings()
     logging: LoggingSettings = LoggingSettings()
+    tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
 
     @model_validator(mode="after")

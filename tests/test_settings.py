@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from serving.core.errors import ConfigurationError
-from serving.settings import EndpointSettings, cache_dir, catalog_dir, load_settings
+from serving.settings import EndpointSettings, TracingSettings, cache_dir, catalog_dir, load_settings
 
 SECRET = "sk-never-shown"
 ENDPOINTS = '[{"name": "e1", "url": "http://engine:8000", "model": "tiny"}]'
@@ -339,6 +339,44 @@ def test_half_of_a_client_pair_is_refused(file_with: WriteFile) -> None:
     assert complaint(path) == (
         f"{path}: relay: engine_client_certificate and engine_client_key belong together; give both or none"
     )
+
+
+# Traces
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["collector:4318", "grpc://collector:4317", "http://", "http://c:port", "http://u@c:4318", "http://c:4318/v1/traces?x=1", ""],
+)
+def test_an_address_that_takes_no_traces_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError):
+        TracingSettings(endpoint=url)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_the_usual_path_of_traces_need_not_be_given(path: str) -> None:
+    assert TracingSettings(endpoint=f"http://collector:4318{path}").endpoint == "http://collector:4318/v1/traces"
+
+
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ({"x key": SECRET}, "holds a name that no HTTP header can have"),
+        ({"": SECRET}, "holds a name that no HTTP header can have"),
+        ({"x-key": f"{SECRET}\r\nb: c"}, "x-key: must be printable ASCII"),
+        ({"x-key": f"{SECRET}ü"}, "x-key: must be printable ASCII"),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_refused_without_their_values(
+    file_with: WriteFile, headers: dict[str, str], says: str
+) -> None:
+    path = file_with(f"tracing: {{headers: {json.dumps(headers)}}}\n")
+    assert complaint(path) == f"{path}: tracing.headers: {says}"
+
+
+def test_opentelemetrys_own_variables_are_not_read(set_variable: SetVariable) -> None:
+    set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    assert load_settings().tracing.endpoint is None
 
 
 # Secrets

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from serving.core.outcomes import Outcome
 from serving.core.routes import Route
+from serving.core.trace import Trace
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
@@ -38,6 +39,8 @@ class RequestContext:
     arrived: float
     traceparent: str | None = None
     tracestate: str | None = None
+    trace: Trace | None = None
+    """Only while tracing is on."""
 
     tenant: str = ""
     body: bytes = b""

@@ -142,6 +142,11 @@ class Metrics:
         self.retries.add((), 0)
         for reason in RetryDenied:
             self.retries_denied.add((reason,), 0)
+        self.traces = BulkCounter(
+            "serving_traces",
+            "Traced requests: `sent`, `dropped` since too many waited, or `refused` by the receiver.",
+            ("result",),
+        )
         self.tokens = BulkCounter(
             "serving_tokens", "Tokens as the engines counted them; `prompt` includes `cached`.", ("model", "pool", "kind")
         )
@@ -186,7 +191,7 @@ class Metrics:
             ("model", "pool"),
             REQUEST_SECONDS,
         )
-        counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied)
+        counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
         tokens = (self.tokens, self.tokens_estimated, self.usage_unknown)
         for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
             registry.register(collector)
