@@ -45,8 +45,10 @@ _COSTLY = (b",", b"[", b"{", b"\\")
 GUIDED_NAMES = frozenset(GUIDED)
 _CALLERS_TOOLS = (None, "function", "custom")
 """Types of tools that the caller runs; every other type is taken for one that the engine runs (mcp, web_search, container, …)."""
-_ONCE_ONLY = ("store", "previous_response_id", "conversation", "background", "container", "mcp_servers", "web_search_options")
-"""Fields by which an engine keeps state or runs tools."""
+_ONCE_ONLY = frozenset(
+    ("tools", "store", "previous_response_id", "conversation", "background", "container", "mcp_servers", "web_search_options")
+)
+"""Fields by which an engine may be asked to keep state or to run tools."""
 
 
 @dataclass(slots=True)
@@ -112,15 +114,13 @@ def is_repeatable(ctx: RequestContext) -> bool:
     Not where an engine keeps or continues something, and not where it runs tools itself: whatever they did would be done twice.
     """
     document = ctx.document
+    if _ONCE_ONLY.isdisjoint(document):
+        return True
     tools = document.get("tools")
-    if (
-        tools
-        and isinstance(tools, list)
-        and not all(isinstance(tool, dict) and tool.get("type") in _CALLERS_TOOLS for tool in tools)
-    ):
+    if isinstance(tools, list) and not all(isinstance(tool, dict) and tool.get("type") in _CALLERS_TOOLS for tool in tools):
         return False
-    forced = [name for name, _ in ctx.route.forced]
-    return not any(document.get(name) and name not in forced for name in _ONCE_ONLY)
+    forced = ["tools", *(name for name, _ in ctx.route.forced)]
+    return not any(document.get(name) for name in _ONCE_ONLY if name not in forced)
 
 
 def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) -> None:

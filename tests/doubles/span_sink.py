@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,13 +45,22 @@ class MemorySink:
 class OtlpReceiver:
     """`with OtlpReceiver() as receiver: … receiver.url`; `statuses` are given one a request, then 200."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._scheme = "http" if tls is None else "https"
         self.statuses: list[int] = []
         self.requests: list[tuple[str, dict[str, str], ExportTraceServiceRequest]] = []
+        self.connections = 0
+        self._open: list[socket.socket] = []
         receiver = self
 
         class Answer(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            timeout = 10
+
+            def setup(self) -> None:
+                super().setup()
+                receiver.connections += 1
+                receiver._open.append(self.connection)
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
@@ -63,11 +75,13 @@ class OtlpReceiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
         self._server.daemon_threads = True
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1/traces"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_port}/v1/traces"
 
     @property
     def span_names(self) -> list[str]:
@@ -78,6 +92,11 @@ class OtlpReceiver:
             for scope in resource.scope_spans
             for span in scope.spans
         ]
+
+    def drop_connections(self) -> None:
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
         self._thread.start()
