@@ -435,10 +435,15 @@ def engine_environment(additions: Mapping[str, str], *, secret: str | None = Non
 
 
 def engine_secret_is_given() -> bool:
-    """Whether this process's environment holds a secret for an engine's guard.
+    """Whether this process's environment holds a secret for an engine's guard. Raises: as `engine_secrets`."""
+    return bool(engine_secrets())
+
+
+def engine_secrets() -> tuple[str, ...]:
+    """The secrets that this process's environment holds for an engine's guard, any of which it will take.
 
     Raises:
-        ConfigurationError: it cannot be used, or its variable is misspelt: the engine would be open without anybody knowing.
+        ConfigurationError: they cannot be used, or a variable is misspelt: the engine would be open without anybody knowing.
     """
     _refuse_unknown_variables(os.environ)
     for name in os.environ:
@@ -450,12 +455,10 @@ def engine_secret_is_given() -> bool:
     name = ENGINE_SECRET if path is None else ENGINE_SECRET_FILE
     try:
         if path is not None:
-            _secret_file(Path(path))
-        elif value is not None:
-            _secret_lines(os.fsencode(value))
+            return tuple(_secret_lines(_secret_file(Path(path)).read_bytes()))
+        return () if value is None else tuple(_secret_lines(os.fsencode(value)))
     except ValueError as error:
         raise ConfigurationError(f"environment: {name}: {error}") from None
-    return value is not None or path is not None
 
 
 def cache_dir() -> Path:
