@@ -331,6 +331,15 @@ def test_two_endpoints_of_one_name_are_refused(file_with: WriteFile) -> None:
     assert complaint(path) == f"{path}: endpoints: the name 'e1' is given twice"
 
 
+# Retries
+
+
+def test_the_retry_budget_is_set_field_by_field(file_with: WriteFile, set_variable: SetVariable) -> None:
+    set_variable("SERVING_RELAY__RETRY_BUDGET__SHARE", "0.1")
+    budget = load_settings(file_with("relay: {retry_budget: {least_per_second: 0}}\n")).relay.retry_budget
+    assert (budget.share, budget.least_per_second, budget.window_seconds) == (0.1, 0.0, 10)
+
+
 # TLS to engines
 
 
@@ -372,6 +381,13 @@ def test_headers_that_cannot_be_sent_are_refused_without_their_values(
 ) -> None:
     path = file_with(f"tracing: {{headers: {json.dumps(headers)}}}\n")
     assert complaint(path) == f"{path}: tracing.headers: {says}"
+
+
+def test_the_receivers_key_comes_by_environment(set_variable: SetVariable) -> None:
+    set_variable("SERVING_TRACING__HEADERS", json.dumps({"x-key": SECRET}))
+    settings = load_settings()
+    assert settings.tracing.headers["x-key"].get_secret_value() == SECRET
+    assert SECRET not in repr(settings)
 
 
 def test_opentelemetrys_own_variables_are_not_read(set_variable: SetVariable) -> None:

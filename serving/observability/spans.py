@@ -8,7 +8,7 @@ from __future__ import annotations
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from serving import __version__
 from serving.core.context import RequestContext
@@ -39,8 +39,8 @@ def _request_span(ctx: RequestContext, trace: Trace, ended: float, resource: Res
     failed = ctx.outcome not in _CALLERS
     return ReadableSpan(
         name=f"POST {ctx.route.path}",
-        context=_context(ctx, trace, trace.span_id),
-        parent=_context(ctx, trace, trace.parent_id, is_remote=True) if trace.parent_id else None,
+        context=_context(trace, trace.span_id),
+        parent=_context(trace, trace.parent_id, is_remote=True) if trace.parent_id else None,
         resource=resource,
         attributes=_request_attributes(ctx, trace),
         kind=SpanKind.SERVER,
@@ -70,8 +70,8 @@ def _attempt_span(ctx: RequestContext, trace: Trace, number: int, resource: Reso
         attributes["error.type"] = str(attempt.result)
     return ReadableSpan(
         name=f"{_operation(ctx)} {ctx.model}",
-        context=_context(ctx, trace, attempt.span_id),
-        parent=_context(ctx, trace, trace.span_id),
+        context=_context(trace, attempt.span_id),
+        parent=_context(trace, trace.span_id),
         resource=resource,
         attributes=attributes,
         kind=SpanKind.CLIENT,
@@ -127,9 +127,9 @@ def _operation(ctx: RequestContext) -> str:
     return _OPERATIONS.get(ctx.route.name, ctx.route.name)
 
 
-def _context(ctx: RequestContext, trace: Trace, span_id: str, *, is_remote: bool = False) -> SpanContext:
-    state = TraceState.from_header([ctx.tracestate]) if ctx.tracestate else None
-    return SpanContext(int(trace.trace_id, 16), int(span_id, 16), is_remote, _SAMPLED, state)
+def _context(trace: Trace, span_id: str, *, is_remote: bool = False) -> SpanContext:
+    """Without the caller's `tracestate`: the engine gets it as it is, and reading it would put a client's text into the log."""
+    return SpanContext(int(trace.trace_id, 16), int(span_id, 16), is_remote, _SAMPLED)
 
 
 def _wall(ctx: RequestContext, trace: Trace, seconds: float) -> int:

@@ -240,7 +240,6 @@ async def test_o_obs_3_a_valid_traceparent_is_continued(engine: ScriptedEngine) 
         assert span.parent is not None
         assert span.parent.is_remote
         assert (format_trace_id(span.context.trace_id), format_span_id(span.parent.span_id)) == (TRACE, CALLER)
-        assert span.context.trace_state.to_header() == "vendor=x"
         sent = engine.log.requests[0]
         assert str(sent.header("traceparent")).startswith(f"00-{TRACE}-")
         assert CALLER not in str(sent.header("traceparent"))
@@ -289,6 +288,14 @@ async def test_a_share_of_the_requests_is_traced(engine: ScriptedEngine, ratio: 
         if ratio:
             await request_span(gateway, sink, flags.count("01"))
     assert len(sink.of(SpanKind.SERVER)) == flags.count("01")
+
+
+async def test_a_tracestate_that_is_none_is_not_logged(engine: ScriptedEngine, caplog: pytest.LogCaptureFixture) -> None:
+    headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "SECRET words, a=b, a=c"}
+    async with traced({"e1": engine}) as (gateway, sink):
+        assert (await ask(gateway.url, CHAT, chat(), headers=headers)).status == 200
+        await request_span(gateway, sink)
+    assert "SECRET" not in caplog.text
 
 
 async def test_without_tracing_a_traceparent_passes_as_it_is(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
