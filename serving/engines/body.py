@@ -43,6 +43,12 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 _COSTLY = (b",", b"[", b"{", b"\\")
 """What makes a body of a given size slow to read and large in memory; counting them costs next to nothing."""
 GUIDED_NAMES = frozenset(GUIDED)
+_CALLERS_TOOLS = (None, "function", "custom")
+"""Types of tools that the caller runs; every other type is taken for one that the engine runs (mcp, web_search, container, …)."""
+_ONCE_ONLY = frozenset(
+    ("tools", "store", "previous_response_id", "conversation", "background", "container", "mcp_servers", "web_search_options")
+)
+"""Fields by which an engine may be asked to keep state or to run tools."""
 
 
 @dataclass(slots=True)
@@ -101,6 +107,21 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
         edit.put["structured_outputs"] = orjson.dumps(guided)
     if edit.drop or edit.put:
         ctx.body = edited(ctx.body, document, drop=edit.drop, put=edit.put)
+
+
+def is_repeatable(ctx: RequestContext) -> bool:
+    """Whether another engine may get the request after a first one took it.
+
+    Not where an engine keeps or continues something, and not where it runs tools itself: whatever they did would be done twice.
+    """
+    document = ctx.document
+    if _ONCE_ONLY.isdisjoint(document):
+        return True
+    tools = document.get("tools")
+    if isinstance(tools, list) and not all(isinstance(tool, dict) and tool.get("type") in _CALLERS_TOOLS for tool in tools):
+        return False
+    forced = ["tools", *(name for name, _ in ctx.route.forced)]
+    return not any(document.get(name) for name in _ONCE_ONLY if name not in forced)
 
 
 def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) -> None:
