@@ -52,7 +52,7 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
-        self.fleet = Fleet(Endpoint(e.name, e.url, e.model, e.pool, e.target) for e in settings.endpoints)
+        self.fleet = Fleet(Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints)
         self.relay = Relay(settings.relay)
         self.probe = Probe(self.fleet, self._get, settings.probe)
         self.admission = Admission(settings.limits)
@@ -69,6 +69,7 @@ class Gateway:
             estimates=TokenEstimates(),
             parameters=settings.limits.parameters,
             max_attempts=settings.relay.max_attempts,
+            form_buffer_bytes=settings.relay.form_buffer_bytes,
         )
         own_address = settings.server.operator_port is not None
         api = create_api(

@@ -27,10 +27,12 @@ from serving.core.errors import (
     UnsupportedMedia,
 )
 from serving.core.outcomes import AttemptResult, Outcome
+from serving.core.routes import supported
 from serving.engines.body import prepare, understand
+from serving.engines.form_body import begin_form
 from serving.engines.passing import Passing
 from serving.engines.relay import Answer, EngineRefused, Relay
-from serving.engines.view import AnswerView, WholeView
+from serving.engines.view import AnswerView, view_of, view_of_whole
 from serving.engines.wire import AnswerTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
@@ -80,6 +82,7 @@ class Pipeline:
         estimates: TokenEstimates,
         parameters: ParameterLimits,
         max_attempts: int,
+        form_buffer_bytes: int,
         clock: Clock = monotonic,
     ) -> None:
         self._identities = identities
@@ -93,6 +96,7 @@ class Pipeline:
         self._estimates = estimates
         self._parameters = parameters
         self._max_attempts = max_attempts
+        self._form_buffer_bytes = form_buffer_bytes
         self._clock = clock
         self.in_flight = 0
         self._unpublished: list[Passage] = []
@@ -106,10 +110,13 @@ class Pipeline:
         self.in_flight += 1
         try:
             ctx.tenant = self._identities.identify(ctx.credential)
-            ctx.body = await incoming.body()
-            ctx.body_bytes = len(ctx.body)
-            self._find_model(ctx, understand(ctx, self._parameters))
-            prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
+            if ctx.route.form:
+                self._find_model(ctx, await begin_form(ctx, incoming.upload(), self._parameters, self._form_buffer_bytes))
+            else:
+                ctx.body = await incoming.body()
+                ctx.body_bytes = len(ctx.body)
+                self._find_model(ctx, understand(ctx, self._parameters))
+                prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
             passage.lease = self._admission.admit()
             answer = await self._first_byte(passage)
             await self._relay_answer(passage, answer, outgoing)
@@ -139,6 +146,19 @@ class Pipeline:
                 f"The model {_shown(model)} does not exist here. GET /v1/models lists those that do.", param="model"
             )
         ctx.model = model
+        if ctx.route.task is not None and ctx.route.task not in self._fleet.snapshot.tasks(model):
+            raise self._not_supported(ctx)
+
+    def _not_supported(self, ctx: RequestContext) -> RequestError:
+        tasks = self._fleet.snapshot.tasks(ctx.model)
+        if ctx.route.task is None or ctx.route.task in tasks:
+            # An engine that is older than the route, or whose endpoint promises a task that it does not do.
+            log.warning("endpoint %s does not know %s", ctx.endpoint, ctx.route.path, extra={"request_id": ctx.request_id})
+            can = ""
+        else:
+            can = f" It answers {', '.join(supported(tasks))}."
+        words = f"The model {_shown(ctx.model)} does not support {ctx.route.path}.{can}"
+        return NotFound(words, param="model", code="route_not_supported")
 
     async def _first_byte(self, passage: Passage) -> Answer:
         """Try endpoints, another one each time, until one answers. Nothing has gone to the client yet."""
@@ -155,7 +175,7 @@ class Pipeline:
             tried.add(endpoint.name)
             self._begin_attempt(passage, endpoint)
             try:
-                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again)
+                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again or ctx.rest is not None)
             except StaleConnection:
                 # Most likely the engine closed an idle connection just as it was taken: the same engine again, on a new one.
                 self._end_attempt(passage, AttemptResult.STALE)
@@ -169,7 +189,7 @@ class Pipeline:
             else:
                 return passage.answer
             again = False
-            if not isinstance(error, RETRIED):
+            if not isinstance(error, RETRIED) or (ctx.rest is not None and ctx.rest.begun):
                 break
         raise error or Unavailable(
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
@@ -207,7 +227,7 @@ class Pipeline:
         if status == 501 or (status == 404 and not words):
             # vLLM says 501, or has no such route and says so without an error object, where the model's task is another one.
             self._end_attempt(passage, AttemptResult.REFUSED)
-            return NotFound(f"The model {_shown(ctx.model)} does not support {ctx.route.path}.")
+            return self._not_supported(ctx)
         if status == 404:
             # The engine's own words list all names it serves.
             self._end_attempt(passage, AttemptResult.REFUSED)
@@ -225,13 +245,13 @@ class Pipeline:
         ctx = passage.ctx
         ctx.status = answer.status
         if answer.complete and not answer.is_stream:
-            passage.view = WholeView(ctx.route.dialect, answer.first)
+            passage.view = view_of_whole(ctx.route.dialect, answer.first, told=answer.told)
             ctx.first_byte = ctx.last_byte = self._clock()
             self._settle(passage)
             await outgoing.start(answer.status, answer.headers)
             await outgoing.send(answer.first, last=True)
             return
-        view = passage.view = AnswerView(ctx.route.dialect, is_stream=answer.is_stream)
+        view = passage.view = view_of(ctx.route.dialect, is_stream=answer.is_stream, told=answer.told)
         passing = Passing(ctx, view, bounds_seconds=self._metrics.inter_chunk.bounds_seconds, clock=self._clock)
         complete = answer.complete
         data = passing.take(answer.first, last=complete)
@@ -274,7 +294,7 @@ class Pipeline:
 
     def _count_usage(self, ctx: RequestContext) -> None:
         """Learn from what the engine said; where an answer ended too early for that, charge the best guess and say so."""
-        if not ctx.route.generates:
+        if not ctx.route.runs_model:
             return
         if ctx.usage.prompt_tokens is not None and ctx.usage.output_tokens is not None:
             self._estimates.learn(ctx)
@@ -304,7 +324,7 @@ class Pipeline:
             passage.lease.close()
         self.in_flight -= 1
         passage.ended = self._clock()
-        ctx.body, ctx.document = b"", {}
+        ctx.body, ctx.document, ctx.rest = b"", {}, None
         unpublished = self._unpublished
         unpublished.append(passage)
         if len(unpublished) >= PUBLISH_REQUESTS:

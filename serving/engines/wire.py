@@ -147,6 +147,28 @@ class Exchange:
         finally:
             self._sink = None
 
+    async def send_more(self, data: bytes) -> bool:
+        """Write more of a request whose end was left open, when the connection has room for it.
+
+        Returns whether the engine wants more: not when it has begun to answer. Raises: WireError.
+        """
+        while True:
+            if self._error is not None:
+                raise self._error
+            connection = self.connection
+            if self.status or connection is None or connection.transport is None:
+                return False
+            if not connection.writing_paused:
+                connection.transport.write(data)
+                return True
+            await self._wait()
+
+    def sent(self, first_byte_timeout_seconds: float) -> None:
+        """The request that was left open is whole: from now on the engine's answer is waited for."""
+        self.deadline = self._loop.time() + first_byte_timeout_seconds
+        if self.connection is not None:
+            self.connection.request_open = False
+
     async def _wait(self) -> None:
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -154,7 +176,7 @@ class Exchange:
         finally:
             self._waiter = None
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -170,7 +192,7 @@ class Exchange:
         """End the exchange with an error, from the connection or from a deadline."""
         if self._error is None and not self._ended:
             self._error = error
-            self._wake()
+            self.wake()
 
     @property
     def overdue(self) -> bool:
@@ -183,23 +205,23 @@ class Exchange:
             if not self._sink(data):
                 # The next pieces wait here until the client has taken what it was sent.
                 self._sink = None
-                self._wake()
+                self.wake()
             return
         self._pieces.append(data)
         self._pieces_bytes += len(data)
         self.deadline = self._loop.time() + self.idle_timeout_seconds
         if self._pieces_bytes > self.high_water_bytes and self.connection is not None:
             self.connection.pause_reading()
-        self._wake()
+        self.wake()
 
     def start(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, headers
-        self._wake()
+        self.wake()
 
     def finish(self) -> None:
         self._ended = True
         self.connection = None
-        self._wake()
+        self.wake()
 
 
 class Connection(asyncio.Protocol):
@@ -211,6 +233,9 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
+        self.writing_paused = False
+        self.request_open = False
+        """Not all of the request is written: another one would be taken for the rest of it."""
         self._parser: httptools.HttpResponseParser | None = None
         self._headers: Headers = []
         self._reused = False
@@ -219,8 +244,8 @@ class Connection(asyncio.Protocol):
         self._until_close = False
         self._trailing = False
 
-    def send(self, exchange: Exchange, request: bytes) -> None:
-        """Write a whole request; its answer goes to `exchange`."""
+    def send(self, exchange: Exchange, request: bytes, *, more: bool = False) -> None:
+        """Write a request; its answer goes to `exchange`. `more`: the rest of it comes by `Exchange.send_more`."""
         if self.transport is None:
             exchange.fail(StaleConnection("the connection was closed"))
             return
@@ -228,6 +253,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._headers = []
         self._answered = self._until_close = False
+        self.request_open = more
         self.transport.write(request)
 
     def abandon(self) -> None:
@@ -265,6 +291,14 @@ class Connection(asyncio.Protocol):
             exchange.finish()
         else:
             exchange.fail(BrokenAnswer("the engine's connection ended inside the answer"))
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self.exchange is not None and self.request_open:
+            self.exchange.wake()
 
     def data_received(self, data: bytes) -> None:
         if self.exchange is None or self._parser is None:
@@ -330,7 +364,8 @@ class Connection(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         self._parser = None
         self.resume_reading()
-        if parser.should_keep_alive() and self.transport is not None and not self.transport.is_closing():
+        reusable = parser.should_keep_alive() and not self.request_open
+        if reusable and self.transport is not None and not self.transport.is_closing():
             self._reused = True
             self.pool.put_back(self)
         elif self.transport is not None:

@@ -175,6 +175,8 @@ def set_up_logging(level: str, writer: LineWriter) -> None:
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("uvicorn.error").addFilter(_expected_end)
+    # It warns of what is wrong with a client's form, which the client is told.
+    logging.getLogger("python_multipart").setLevel("ERROR")
 
 
 def _expected_end(record: logging.LogRecord) -> bool:

@@ -190,7 +190,7 @@ class Metrics:
         """Publish what is known about a request that has ended at `ended` monotonic seconds."""
         assert ctx.outcome is not None
         self.requests.add((ctx.model, ctx.route.name, ctx.outcome))
-        if not ctx.first_byte or not ctx.route.generates:
+        if not ctx.first_byte or not ctx.route.runs_model:
             return
         model, pool = labels = (ctx.model, ctx.pool)
         usage = ctx.usage
