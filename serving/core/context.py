@@ -20,6 +20,8 @@ class Usage:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    audio_seconds: int | None = None
+    """What an engine tells in place of tokens of a transcription that is no stream."""
 
 
 UNKNOWN_USAGE = Usage()

@@ -115,6 +115,8 @@ class AnswerView:
         found = None if worth == "none" else self._last_usage()
         if found is None:
             return Usage()
+        if found.get("type") == "duration":
+            return Usage(audio_seconds=_count(found.get("seconds")))
         prompt = _count(found.get(dialect.prompt_keys[0]))
         if prompt is not None:
             prompt += sum(_count(found.get(key)) or 0 for key in dialect.prompt_keys[1:])

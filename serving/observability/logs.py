@@ -151,6 +151,7 @@ def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
+        "audio_seconds": usage.audio_seconds,
         "usage_estimated": ctx.usage_estimated,
     }
 

@@ -219,8 +219,9 @@ class ScriptedEngine:
                 created_cache_tokens=created_tokens,
                 with_details=self.prompt_tokens_details,
             )
-            record.usage = answer.usage
-            return generated_reply(request, script, answer, streams=bool(body.get("stream")))
+            streams = bool(body.get("stream"))
+            record.usage = answer.usage if streams or answer.whole_tells_tokens else None
+            return generated_reply(request, script, answer, streams=streams)
 
         return await self._run(record, script, connection, begin)
 

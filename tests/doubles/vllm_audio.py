@@ -79,14 +79,21 @@ def speech_body(form: ReadForm) -> Body:
         name = next(name for name in switches if name != "stream" and on[name])
         raise VllmError(400, f"Stream options can only be defined when `stream=True`. (parameter={name})", param=name)
     limit = form.text("max_completion_tokens")
+    if (kind := form.text("response_format") or "json") not in ("json", "text", "verbose_json", "diarized_json"):
+        known = "`text`, `json`, `verbose_json` or `diarized_json`"
+        raise VllmError(400, f"Currently only support response_format: {known}")
+    if kind != "json" and kind != "text":
+        raise VllmError(400, f"Currently do not support {kind} for tiny")
     size = len(form.file.data)
+    if size < 44:
+        raise VllmError(400, "Invalid or unsupported audio file.")
     options = {"include_usage": on["stream_include_usage"], "continuous_usage_stats": on["stream_continuous_usage_stats"]}
     return {
         "model": form.text("model") or None,
         "prompt": "s" * min(max(1, size // BYTES_OF_A_TOKEN), MOST_SOUND_TOKENS),
         "max_tokens": int(limit) if limit else None,
         "stream": on["stream"],
-        "seconds": -(-size // 32_000),
+        "seconds": max(1, round((size - 44) / 32_000)),
         **({"stream_options": options} if on["stream"] else {}),
     }
 
@@ -94,6 +101,7 @@ def speech_body(form: ReadForm) -> Body:
 class TranscriptionAnswer(Answer):
     kind = "transcription"
     tells_seconds = True
+    whole_tells_tokens = False
 
     def whole(self) -> bytes:
         answer: Body = {"text": "".join(self.tokens)}
