@@ -132,7 +132,7 @@ class RequestLog:
 def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
     """The fields of an ended request; `ended` in monotonic seconds."""
     usage = ctx.usage
-    return {
+    line = {
         "time": _stamp(wall_seconds()),
         "level": "info",
         "logger": "serving.request",
@@ -151,9 +151,11 @@ def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
-        "audio_seconds": usage.audio_seconds,
         "usage_estimated": ctx.usage_estimated,
     }
+    if usage.audio_seconds is not None:
+        line["audio_seconds"] = usage.audio_seconds
+    return line
 
 
 @lru_cache(maxsize=4)

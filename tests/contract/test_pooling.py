@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[int, str, str | None]]] = {
         {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]},
         (400, "Input lengths must be either 1:1, 1:N or N:N", None),
     ),
-    "tokenize, unknown model": (
+    "tokenize, a model": (
         "/tokenize",
         {"model": "nope", "prompt": "a"},
         (404, "The model `nope` does not exist.", "model"),
