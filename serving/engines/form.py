@@ -11,13 +11,14 @@ import secrets
 from collections.abc import Callable
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 
 from serving.core.errors import InvalidRequest
 
 _BOUNDARY = re.compile(rb"[\x20-\x7e]{0,69}[\x21-\x7e]")
 _NAME = re.compile(rb"[A-Za-z0-9_.\[\]-]{1,64}")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+MOST_PADDING_BYTES = 256 * 1024
 _IDENTITY = frozenset((b"binary", b"8bit", b"7bit"))
 
 
@@ -50,6 +51,8 @@ class Form:
         self._name = b""
         self._text: list[bytes] | None = None
         self._text_bytes = 0
+        self._padding_bytes = 0
+        """Blanks behind a boundary, which the parser looks at one by one."""
         self.is_whole = False
         """The last boundary was there."""
         self._parser = MultipartParser(
@@ -77,6 +80,10 @@ class Form:
             self._parser.write(data)
         except FormParserError as error:
             raise _malformed(f"{error}.") from None
+        if self._parser.state == MultipartState.BOUNDARY_PADDING:
+            self._padding_bytes += len(data)
+            if self._padding_bytes > MOST_PADDING_BYTES:
+                raise _malformed("Blanks without end stand behind a boundary.")
         out, self._out = self._out, []
         return b"".join(out)
 

@@ -163,6 +163,10 @@ class Exchange:
                 return True
             await self._wait()
 
+    def has_room(self) -> None:
+        """The connection takes more again."""
+        self._wake()
+
     def sent(self, first_byte_timeout_seconds: float) -> None:
         """The request that was left open is whole: from now on the engine's answer is waited for."""
         self.deadline = self._loop.time() + first_byte_timeout_seconds
@@ -176,7 +180,7 @@ class Exchange:
         finally:
             self._waiter = None
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -192,7 +196,7 @@ class Exchange:
         """End the exchange with an error, from the connection or from a deadline."""
         if self._error is None and not self._ended:
             self._error = error
-            self.wake()
+            self._wake()
 
     @property
     def overdue(self) -> bool:
@@ -205,23 +209,23 @@ class Exchange:
             if not self._sink(data):
                 # The next pieces wait here until the client has taken what it was sent.
                 self._sink = None
-                self.wake()
+                self._wake()
             return
         self._pieces.append(data)
         self._pieces_bytes += len(data)
         self.deadline = self._loop.time() + self.idle_timeout_seconds
         if self._pieces_bytes > self.high_water_bytes and self.connection is not None:
             self.connection.pause_reading()
-        self.wake()
+        self._wake()
 
     def start(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, headers
-        self.wake()
+        self._wake()
 
     def finish(self) -> None:
         self._ended = True
         self.connection = None
-        self.wake()
+        self._wake()
 
 
 class Connection(asyncio.Protocol):
@@ -298,7 +302,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writing_paused = False
         if self.exchange is not None and self.request_open:
-            self.exchange.wake()
+            self.exchange.has_room()
 
     def data_received(self, data: bytes) -> None:
         if self.exchange is None or self._parser is None:

@@ -21,10 +21,11 @@ def tiny_whisper() -> Path:
 
 
 def _write(directory: Path) -> None:
+    from tokenizers import pre_tokenizers
     from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES, bytes_to_unicode
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-    words = [*sorted(bytes_to_unicode().values()), END, START, *(f"<|{language}|>" for language in LANGUAGES), *TASKS]
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), END, START, *(f"<|{language}|>" for language in LANGUAGES), *TASKS]
     words += [f"<|{number * 0.02:.2f}|>" for number in range(1501)]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[])

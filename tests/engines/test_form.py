@@ -141,6 +141,18 @@ def test_what_is_no_form_is_refused(body: bytes) -> None:
     assert error.message.startswith("The form is malformed. ")
 
 
+def test_blanks_behind_a_boundary_have_an_end() -> None:
+    """Each costs a step of the parser: a body of them would hold up all other requests."""
+    read = Read()
+    read.form.feed(form([text("model", "tiny")], end=b" \t"))
+    with pytest.raises(InvalidRequest, match="Blanks without end"):
+        for _ in range(5):
+            read.form.feed(b" " * 64 * 1024)
+    read = Read()
+    read.pieces(form([text("a", "x")], end=b" " * 100), b"\r\n" + text("b", "y"), b"\r\n--" + BOUNDARY + b"--")
+    assert read.texts == [("a", "x"), ("b", "y")]
+
+
 @pytest.mark.parametrize(
     "content_type",
     [
