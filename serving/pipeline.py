@@ -180,7 +180,9 @@ class Pipeline:
                 # Most likely the engine closed an idle connection just as it was taken: the same engine again, on a new one.
                 self._end_attempt(passage, AttemptResult.STALE)
                 error = EngineFailed("The engine's connection ended before it answered.")
-                again = True
+                again = ctx.rest is None or not ctx.rest.begun
+                if not again:
+                    break
                 continue
             except WireError as failure:
                 error = self._attempt_failed(passage, endpoint, failure)

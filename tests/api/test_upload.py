@@ -89,12 +89,46 @@ async def test_a_client_that_leaves_is_gone() -> None:
     assert not completed
 
 
-async def test_the_clients_time_is_limited_and_the_engines_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("serving.api.upload.monotonic", lambda: now)
-    source, _ = upload(body(b"a", b"b", b"")[:2], body_timeout_seconds=0.05)
-    await source.piece()
-    now += 1000.0
-    assert await source.piece() == (b"b", False)
-    with pytest.raises(RequestTimeout, match=r"0\.05 s"):
+class Clock:
+    """Stands still but for what a test or a client adds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("serving.api.upload.monotonic", lambda: self.now)
+
+
+class SlowClient(Client):
+    """Takes some of the clock's time for each message, and lets others run meanwhile."""
+
+    def __init__(self, messages: Iterable[dict[str, Any]], clock: Clock, seconds: float) -> None:
+        super().__init__(messages)
+        self._clock = clock
+        self._seconds = seconds
+
+    async def __call__(self) -> dict[str, Any]:
+        await asyncio.sleep(0.001)
+        self._clock.now += self._seconds
+        return await super().__call__()
+
+
+def slow_upload(clock: Clock, seconds: float) -> BodyUpload:
+    limits = LimitSettings(body_timeout_seconds=10.0)
+    return BodyUpload(b"x", SlowClient(body(b"a", b"b", b"c", b"d"), clock, seconds), None, limits, lambda: None)
+
+
+async def test_the_time_of_a_client_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = slow_upload(Clock(monkeypatch), 4.0)
+    for expected in (b"a", b"b", b"c"):
+        assert await source.piece() == (expected, False)
+    with pytest.raises(RequestTimeout, match="10 s"):
         await source.piece()
+
+
+async def test_the_time_that_an_engine_takes_is_not_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    source = slow_upload(clock, 1.0)
+    pieces = []
+    for _ in range(4):
+        pieces.append((await source.piece())[0])
+        clock.now += 1000.0
+    assert pieces == [b"a", b"b", b"c", b"d"]

@@ -784,7 +784,13 @@ async def test_an_open_request_is_ended_and_its_connection_kept(start: StartEngi
 
 async def test_an_answer_before_the_requests_end_closes_the_connection(start: StartEngine) -> None:
     """Another request on it would be read as the rest of this one."""
-    engine, pool = await start(saying(OK))
+
+    async def play(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK)
+        await peer.left()
+
+    engine, pool = await start(play)
     exchange = await begin_open(pool)
     assert (await exchange.head(), await rest(exchange)) == (200, b"OK")
     assert not await exchange.send_more(b"2\r\nhi\r\n")

@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from serving.core.context import RequestContext
+from serving.engines.relay import Relay
+from serving.engines.wire import StaleConnection
 from serving.settings import Settings
 from tests.doubles.forms import file, form, headers, text
 from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
@@ -236,7 +239,7 @@ async def rude_gateway(serve: Serve, **relay: float) -> AsyncIterator[RunningGat
         finally:
             writer.close()
 
-    async with await asyncio.start_server(connected, "127.0.0.1", 0, limit=2**16) as server:
+    async with await asyncio.start_server(connected, "127.0.0.1", 0, limit=8 * MEBIBYTE) as server:
         port = server.sockets[0].getsockname()[1]
         endpoint = {"name": "e1", "url": f"http://127.0.0.1:{port}", "model": "tiny", "tasks": ["transcription"]}
         settings = Settings.model_validate({"endpoints": [endpoint], "relay": BUFFER | relay})
@@ -279,6 +282,44 @@ async def test_an_engine_that_dies_inside_the_form_is_a_502() -> None:
     async with rude_gateway(die) as gateway:
         response: RawResponse = await ask(gateway.url, PATH, LARGE, headers=headers())
         assert (response.status, error_of(response)["code"]) == (502, "engine_failed")
+
+
+async def test_a_form_that_cannot_be_sent_twice_takes_no_kept_connection() -> None:
+    """An engine may close one just then, and what was read of the form is gone."""
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"content-length" in head:
+            length = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+            await reader.readexactly(length)
+        else:
+            await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+        await reader.read(1)
+
+    async with rude_gateway(answer_once) as gateway:
+        for body in (form([MODEL, file()]), LARGE):
+            response = await ask(gateway.url, PATH, body, headers=headers())
+            assert (response.status, response.body) == (200, b"{}")
+
+
+async def test_a_form_of_which_something_is_gone_is_not_sent_again(
+    engine: ScriptedEngine, gateway_over: GatewayOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def lose(_: Relay, __: str, ctx: RequestContext, **___: bool) -> None:
+        nonlocal asked
+        asked += 1
+        assert ctx.rest is not None
+        await ctx.rest.piece()
+        raise StaleConnection("the connection was closed")
+
+    monkeypatch.setattr(Relay, "ask", lose)
+    async with gateway_over({"e1": engine}, relay=BUFFER) as gateway:
+        response = await ask(gateway.url, PATH, LARGE, headers=headers())
+        assert (response.status, error_of(response)["code"]) == (502, "engine_failed")
+        assert asked == 1
 
 
 async def test_an_engine_that_takes_nothing_holds_the_client_back_and_is_given_up() -> None:
