@@ -57,7 +57,7 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
-        self.fleet = Fleet(Endpoint(e.name, e.url, e.model, e.pool, e.target) for e in settings.endpoints)
+        self.fleet = Fleet(Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints)
         self.relay = Relay(settings.relay)
         self.probe = Probe(self.fleet, self._get, settings.probe)
         self.admission = Admission(settings.limits)

@@ -29,10 +29,12 @@ from serving.core.errors import (
     UnsupportedMedia,
 )
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
+from serving.core.routes import supported
 from serving.engines.body import is_repeatable, prepare, understand
+from serving.engines.form_body import begin_form
 from serving.engines.passing import Passing
 from serving.engines.relay import Answer, EngineRefused, Relay
-from serving.engines.view import AnswerView, WholeView
+from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
 from serving.engines.wire import AnswerTimedOut, RequestTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
@@ -104,6 +106,7 @@ class Pipeline:
         self._retry_budget = retry_budget
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
+        self._form_buffer_bytes = settings.form_buffer_bytes
         self._tracing = tracing
         self._clock = clock
         self.in_flight = 0
@@ -120,10 +123,13 @@ class Pipeline:
             if self._tracing is not None:
                 self._tracing.begin(ctx)
             ctx.tenant = self._identities.identify(ctx.credential)
-            ctx.body = await incoming.body()
-            ctx.body_bytes = len(ctx.body)
-            self._find_model(ctx, understand(ctx, self._parameters))
-            prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
+            if ctx.route.form:
+                self._find_model(ctx, await begin_form(ctx, incoming.upload(), self._parameters, self._form_buffer_bytes))
+            else:
+                ctx.body = await incoming.body()
+                ctx.body_bytes = len(ctx.body)
+                self._find_model(ctx, understand(ctx, self._parameters))
+                prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
             passage.lease = self._admission.admit()
             answer = await self._first_byte(passage)
             await self._relay_answer(passage, answer, outgoing)
@@ -152,6 +158,19 @@ class Pipeline:
                 f"The model {_shown(model)} does not exist here. GET /v1/models lists those that do.", param="model"
             )
         ctx.model = model
+        if ctx.route.task is not None and ctx.route.task not in self._fleet.snapshot.tasks(model):
+            raise self._not_supported(ctx)
+
+    def _not_supported(self, ctx: RequestContext) -> RequestError:
+        tasks = self._fleet.snapshot.tasks(ctx.model)
+        if ctx.route.task is None or ctx.route.task in tasks:
+            # An engine that is older than the route, or whose endpoint promises a task that it does not do.
+            log.warning("endpoint %s does not know %s", ctx.endpoint, ctx.route.path, extra={"request_id": ctx.request_id})
+            can = ""
+        else:
+            can = f" It answers {', '.join(supported(tasks))}."
+        words = f"The model {_shown(ctx.model)} does not support {ctx.route.path}.{can}"
+        return NotFound(words, param="model", code="route_not_supported")
 
     async def _first_byte(self, passage: Passage) -> Answer:
         """Try endpoints, another one each time, until one answers. Nothing has gone to the client yet."""
@@ -168,7 +187,7 @@ class Pipeline:
             self._begin_attempt(passage, endpoint)
             taken = True
             try:
-                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again or not repeatable)
+                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again or not repeatable or ctx.rest is not None)
             except StaleConnection:
                 # Most likely the engine closed an idle connection just as it was taken: the same engine again, on a new one.
                 self._end_attempt(passage, AttemptResult.STALE)
@@ -184,6 +203,8 @@ class Pipeline:
                 if not isinstance(error, RETRIED):
                     break
                 endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+            if ctx.rest is not None and ctx.rest.begun:
+                repeatable = False
             most = max(self._max_attempts, 2) if again else self._max_attempts
             if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
@@ -247,7 +268,7 @@ class Pipeline:
         if status == 501 or (status == 404 and not words):
             # vLLM says 501, or has no such route and says so without an error object, where the model's task is another one.
             self._end_attempt(passage, AttemptResult.REFUSED)
-            return NotFound(f"The model {_shown(ctx.model)} does not support {ctx.route.path}.")
+            return self._not_supported(ctx)
         if status == 404:
             # The engine's own words list all names it serves.
             self._end_attempt(passage, AttemptResult.REFUSED)
@@ -265,13 +286,13 @@ class Pipeline:
         ctx = passage.ctx
         ctx.status = answer.status
         if answer.complete and not answer.is_stream:
-            passage.view = WholeView(ctx.route.dialect, answer.first)
+            passage.view = view_of_whole(ctx.route.dialect, answer.first, told=answer.told)
             ctx.first_byte = ctx.last_byte = self._clock()
             self._settle(passage)
             await outgoing.start(answer.status, answer.headers)
             await outgoing.send(answer.first, last=True)
             return
-        view = passage.view = AnswerView(ctx.route.dialect, is_stream=answer.is_stream)
+        view = passage.view = view_of(ctx.route.dialect, is_stream=answer.is_stream, told=answer.told)
         passing = Passing(ctx, view, bounds_seconds=self._metrics.inter_chunk.bounds_seconds, clock=self._clock)
         complete = answer.complete
         data = passing.take(answer.first, last=complete)
@@ -312,7 +333,7 @@ class Pipeline:
 
     def _count_usage(self, ctx: RequestContext) -> None:
         """Learn from what the engine said; where an answer ended too early for that, charge the best guess and say so."""
-        if not ctx.route.generates:
+        if not ctx.route.runs_model:
             return
         if ctx.usage.prompt_tokens is not None and ctx.usage.output_tokens is not None:
             self._estimates.learn(ctx)
@@ -346,7 +367,7 @@ class Pipeline:
             passage.lease.close()
         self.in_flight -= 1
         passage.ended = self._clock()
-        ctx.body, ctx.document = b"", {}
+        ctx.body, ctx.document, ctx.rest = b"", {}, None
         unpublished = self._unpublished
         unpublished.append(passage)
         if len(unpublished) >= PUBLISH_REQUESTS:

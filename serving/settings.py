@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from serving.core.errors import ConfigurationError
+from serving.core.routes import Task
 from serving.strict_yaml import read_yaml
 
 PREFIX = "SERVING_"
@@ -179,6 +180,14 @@ class ParameterLimits(_Section):
     """Ceiling of max_tokens, max_completion_tokens and max_output_tokens; None leaves it to the model's context."""
     prompts: Count = 256
     """Prompts in one completions request."""
+    inputs: Count = 256
+    """Inputs in one embeddings request."""
+    documents: Count = 1000
+    """Documents or pairs in one rerank or score request; each image of a document counts, too."""
+    form_fields: Count = 64
+    """Fields of one form, its file included."""
+    form_field_bytes: Count = 64 * 1024
+    """Size of one field of a form that is no file."""
     json_values: Count = 1_000_000
     """Values and escapes in one body, counted roughly: with more of them, reading it would hold up all other requests."""
 
@@ -251,6 +260,9 @@ class RelaySettings(_Section):
     """Kept connections are dropped after this; below the 5 s after which vLLM closes them itself."""
     buffer_bytes: Count = 256 * 1024
     """Reading from an engine pauses while a client has this much outstanding."""
+    form_buffer_bytes: Count = 1024 * 1024
+    """How much of an uploaded form is kept in memory. A larger one goes to its engine as it comes, once its `model` is known,
+    and cannot be tried again at another; a `model` behind the file makes that up to `limits.body_bytes`."""
     error_body_bytes: Count = 64 * 1024
     """How much of an engine's error answer is read to translate it."""
     engine_secret: Annotated[SecretStr, AfterValidator(_one_secret)] | None = None
@@ -342,6 +354,9 @@ class EndpointSettings(_Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
     url: Annotated[str, AfterValidator(_engine_url)]
     model: Annotated[str, Field(min_length=1, max_length=256)]
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
+    """What the engine does with the model, any of generate, embed, score and transcription. Routes of other tasks answer 404
+    for it. The same for all endpoints of a model."""
     pool: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
 
@@ -399,6 +414,14 @@ class Settings(BaseSettings):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"endpoints: the name {name!r} is given twice")
+        first_of = {endpoint.model: endpoint for endpoint in reversed(self.endpoints)}
+        for endpoint in self.endpoints:
+            first = first_of[endpoint.model]
+            if set(endpoint.tasks) != set(first.tasks):
+                raise ValueError(
+                    f"endpoints: {first.name!r} and {endpoint.name!r} serve the model {endpoint.model!r} with different tasks; "
+                    "give both the same tasks, or two models"
+                )
         return self
 
     @classmethod

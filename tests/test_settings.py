@@ -555,3 +555,28 @@ SHIPPED = sorted((Path(__file__).parent.parent / "configs" / "gateway").glob("*.
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_each_file_that_ships_is_read(path: Path) -> None:
     assert load_settings(path).endpoints
+
+
+def test_an_endpoint_generates_unless_it_says_otherwise(file_with: WriteFile) -> None:
+    path = file_with(
+        "endpoints:\n"
+        "- {name: e1, url: 'http://e:1', model: m}\n"
+        "- {name: e2, url: 'http://e:2', model: n, tasks: [embed, score]}\n"
+        "- {name: e3, url: 'http://e:3', model: n, tasks: [score, embed]}\n"
+    )
+    assert [endpoint.tasks for endpoint in load_settings(path).endpoints][:2] == [("generate",), ("embed", "score")]
+
+
+@pytest.mark.parametrize("tasks", ["[]", "[chat]", "generate", "[generate, 1]"])
+def test_tasks_are_of_a_closed_set(file_with: WriteFile, tasks: str) -> None:
+    path = file_with(f"endpoints: [{{name: e1, url: 'http://e:1', model: m, tasks: {tasks}}}]\n")
+    assert complaint(path).startswith(f"{path}: endpoints.0.tasks")
+
+
+def test_endpoints_of_one_model_do_the_same(file_with: WriteFile) -> None:
+    path = file_with(
+        "endpoints:\n- {name: e1, url: 'http://e:1', model: m}\n- {name: e2, url: 'http://e:2', model: m, tasks: [embed]}\n"
+    )
+    assert complaint(path) == (
+        f"{path}: endpoints: 'e1' and 'e2' serve the model 'm' with different tasks; give both the same tasks, or two models"
+    )

@@ -21,10 +21,10 @@ from serving.api.cycle import Cycle, cycle_of
 from serving.api.decoding import Decoder, decoder_for
 from serving.api.errors import internal_fault
 from serving.api.reply import Receive, Reply, Scope, Send, reply_to
+from serving.api.upload import BodyUpload, too_large
 from serving.core.clock import monotonic
 from serving.core.context import RequestContext
 from serving.core.errors import (
-    BodyTooLarge,
     ClientGone,
     MethodNotAllowed,
     RequestError,
@@ -284,10 +284,22 @@ class Body:
             self.on_complete()
         return body
 
-    def _check_head(self) -> None:
+    def upload(self) -> BodyUpload:
+        """The same body in pieces, for forms."""
+        self._check_length()
+        content_type = self._headers.get(b"content-type", b"")
+        if content_type.partition(b";")[0].strip().lower() != b"multipart/form-data":
+            raise UnsupportedMedia("The header Content-Type must be multipart/form-data.")
+        decoder = decoder_for(self._headers.get(b"content-encoding"), self._limits.body_bytes)
+        return BodyUpload(content_type, self._receive, decoder, self._limits, self.on_complete or (lambda: None))
+
+    def _check_length(self) -> None:
         length = self._headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limits.body_bytes:
-            raise self._too_large()
+            raise too_large(self._limits)
+
+    def _check_head(self) -> None:
+        self._check_length()
         kind = self._headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
         if kind != b"application/json" and not kind.endswith(b"+json"):
             raise UnsupportedMedia("The header Content-Type must be application/json.")
@@ -302,7 +314,7 @@ class Body:
             part = message.get("body", b"")
             total += len(part)
             if total > self._limits.body_bytes:
-                raise self._too_large()
+                raise too_large(self._limits)
             if decoder is None:
                 parts.append(part)
             else:
@@ -311,7 +323,3 @@ class Body:
                 if decoder is not None:
                     decoder.finish()
                 return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _too_large(self) -> BodyTooLarge:
-        # The rest of the body stays unread, so the connection cannot carry another request.
-        return BodyTooLarge(f"The body is larger than {self._limits.body_bytes} bytes.", headers={"connection": "close"})

@@ -92,7 +92,9 @@ class _Operations:
         dialect = route.dialect
         statuses = (*_EVERYWHERE, *_FROM_ENGINES, *((401,) if self._secured else ()))
         answer: Json = {"application/json": {"schema": ANSWERS.get(route.name, {"type": "object"})}}
-        if route.generates:
+        if route.form:
+            answer["text/plain"] = {"schema": {"type": "string"}}
+        if route.streams:
             answer["text/event-stream"] = {"schema": _event(dialect)}
         headers = _id_headers(dialect) | {"x-serving-dropped-fields": _header("x-serving-dropped-fields")}
         responses: Json = {"200": {"description": "The engine's answer.", "headers": headers, "content": answer}}
@@ -101,7 +103,7 @@ class _Operations:
             "operationId": route.name,
             "tags": [dialect.name],
             "parameters": [_ID_PARAMETER],
-            "requestBody": {"required": True, "content": {"application/json": {"schema": body_schema(route, limits)}}},
+            "requestBody": {"required": True, "content": body_content(route, limits)},
             "responses": responses,
         } | self._security(dialect)
 
@@ -140,23 +142,42 @@ class _Operations:
         return _described(self._words[status], headers, {"application/json": {"schema": schema}} if has_body else None)
 
 
+def body_content(route: Route, limits: ParameterLimits) -> Json:
+    """A route's body by its media type."""
+    if not route.form:
+        return {"application/json": {"schema": body_schema(route, limits)}}
+    properties: Json = {"model": {"type": "string", "description": "One of `GET /v1/models`; best before the file."}}
+    properties |= {"file": {"type": "string", "contentMediaType": "application/octet-stream"}}
+    return {"multipart/form-data": {"schema": {"type": "object", "required": ["model", "file"], "properties": properties}}}
+
+
 def body_schema(route: Route, limits: ParameterLimits) -> Json:
     """What the gateway itself asks of a body. Members that are not here pass to the engine unjudged."""
     properties: Json = {"model": {"type": "string", "description": "One of `GET /v1/models`."}}
     properties |= {"stream": {"type": ["boolean", "null"]}, "cache_salt": {"type": ["string", "null"]}}
     properties |= {name: _bounded(name, *bounds) for name, bounds in limits.bounds.items()}
+    required = ["model"]
+    either: list[Json] = []
     for field in route.required:
         kinds = [KIND_NAMES[kind] for kind in field.kinds]
+        if field.instead:
+            # The gateway judges the kind of the first alone, and only where it is given.
+            kinds.append("null")
+            either.append({"anyOf": [{"required": [name]} for name in (field.name, *field.instead)]})
+        else:
+            required.append(field.name)
         properties[field.name] = properties.get(field.name, {}) | {"type": kinds[0] if len(kinds) == 1 else kinds}
         properties[field.name]["description"] = f"Must be {field.words}."
-    if "prompt" in properties:
-        # One prompt may be a list of tokens, of any length.
-        properties["prompt"]["anyOf"] = [{"maxItems": limits.prompts}, {"items": {"type": "integer"}}]
+    for counted in route.counted:
+        most: Json = {"maxItems": getattr(limits, counted.limit)}
+        # One prompt may be a list of tokens, and one input a conversation, of any length.
+        one = [] if counted.limit == "documents" else [{"items": {"type": "integer"}}, {"items": {"type": "object"}}]
+        properties.setdefault(counted.name, {})["anyOf"] = [most, *one]
     if route.usage_option:
         properties["stream_options"] = {"type": ["object", "null"]}
     properties |= {name: {"enum": [None, False], "description": route.refused_words} for name in route.refused}
-    required = ["model", *(field.name for field in route.required)]
-    return {"type": "object", "required": required, "properties": properties}
+    schema: Json = {"type": "object", "required": required, "properties": properties}
+    return schema | ({"allOf": either} if either else {})
 
 
 def _bounded(name: str, least: int, most: int | None) -> Json:

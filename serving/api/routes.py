@@ -45,6 +45,7 @@ def create_api(
             "created": created_seconds,
             "owned_by": "serving",
             "ready": fleet.snapshot.ready(model),
+            "tasks": list(fleet.snapshot.tasks(model)),
         }
 
     def identify(request: Request) -> None:

@@ -20,9 +20,35 @@ class Usage(NamedTuple):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    audio_seconds: int | None = None
+    """What an engine tells in place of tokens of a transcription that is no stream."""
 
 
 UNKNOWN_USAGE = Usage()
+
+
+class Upload(Protocol):
+    """A body that is read as it comes."""
+
+    content_type: bytes
+
+    async def piece(self) -> tuple[bytes, bool]:
+        """The next bytes, decoded, and whether the body is whole with them.
+
+        Raises: BodyTooLarge, RequestTimeout, InvalidRequest, ClientGone.
+        """
+        ...
+
+
+class Rest(Protocol):
+    """The end of a body on its way to an engine."""
+
+    begun: bool
+    """Something of it was taken, and is gone."""
+
+    async def piece(self) -> tuple[bytes, bool]:
+        """The next bytes for the engine, and whether the body is whole with them. Raises as `Upload.piece` does."""
+        ...
 
 
 @dataclass(slots=True)
@@ -43,6 +69,10 @@ class RequestContext:
 
     tenant: str = ""
     body: bytes = b""
+    content_type: bytes = b"application/json"
+    """Of the body as the engine gets it."""
+    rest: Rest | None = None
+    """What of the body comes after `body` while the engine takes it; its size is not known."""
     body_bytes: int = 0
     """Size of the body as the client sent it."""
     document: dict[str, Any] = field(default_factory=dict)
@@ -85,6 +115,10 @@ class Incoming(Protocol):
 
         Raises: BodyTooLarge, RequestTimeout, UnsupportedMedia, ClientGone.
         """
+        ...
+
+    def upload(self) -> Upload:
+        """The same body in pieces. Raises: BodyTooLarge, UnsupportedMedia."""
         ...
 
 

@@ -5,7 +5,6 @@ The body is parsed once, here. The engine gets the client's own bytes, but for m
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ import orjson
 
 from serving.core.context import RequestContext
 from serving.core.errors import InvalidRequest
-from serving.core.routes import Field
+from serving.core.routes import Counted, Field
 from serving.engines.edit import edited
 from serving.settings import ParameterLimits
 
@@ -74,14 +73,14 @@ def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
-    ctx.stream = bool(stream) and ctx.route.generates
+    ctx.stream = bool(stream) and ctx.route.streams
     for required in ctx.route.required:
         _require(document, required)
     for name in ctx.route.refused:
         value = document.get(name)
         if value is not None and value is not False:  # 0 is equal to false and is not the same
             raise InvalidRequest(f"The field '{name}' cannot be used: {ctx.route.refused_words}.", param=name)
-    _check_limits(document, limits)
+    _check_limits(document, ctx.route.counted, limits)
     return model
 
 
@@ -98,7 +97,11 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
     if ctx.stream and ctx.route.usage_option:
         _ask_for_usage(ctx, document, edit)
     edit.put.update(ctx.route.forced)
-    if not ctx.route.generates:
+    if ctx.route.usage_header is not None and document.get("encoding_format") == "bytes_only":
+        # The same body as `bytes`, which tells its usage in a header.
+        edit.put["encoding_format"] = b'"bytes"'
+        ctx.hides_usage = True
+    if not ctx.route.runs_model:
         edit.drop.add("cache_salt")
     elif cache_salt is not None:
         edit.put["cache_salt"] = orjson.dumps(cache_salt)
@@ -156,19 +159,27 @@ def _require(document: dict[str, Any], required: Field) -> None:
     name, words = required.name, required.words
     value = document.get(name)
     if value is None:
-        raise InvalidRequest(f"The field '{name}' is missing: it must be {words}.", param=name)
+        if any(document.get(other) is not None for other in required.instead):
+            return
+        others = f" Or give {_either(required.instead)}." if required.instead else ""
+        raise InvalidRequest(f"The field '{name}' is missing: it must be {words}.{others}", param=name)
     if not isinstance(value, required.kinds) and not (int in required.kinds and _is_integer(value)):
         raise InvalidRequest(f"The field '{name}' must be {words}.", param=name)
 
 
-def _check_limits(document: dict[str, Any], limits: ParameterLimits) -> None:
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(f"'{name}'" for name in names)
+
+
+def _check_limits(document: dict[str, Any], counted: tuple[Counted, ...], limits: ParameterLimits) -> None:
     """Parameters that multiply an engine's memory or work are bounded before it sees them."""
     bounds = limits.bounds
     for name in bounds.keys() & document.keys():
         _check_bounds(document, name, *bounds[name])
-    prompt = document.get("prompt")
-    if isinstance(prompt, list) and _prompts(prompt) > limits.prompts:
-        raise InvalidRequest(f"The field 'prompt' holds more than {limits.prompts} prompts.", param="prompt")
+    for item in counted:
+        most: int = getattr(limits, item.limit)
+        if _items(document.get(item.name), item) > most:
+            raise InvalidRequest(f"The field '{item.name}' holds more than {most} {item.limit}.", param=item.name)
 
 
 def _check_bounds(document: dict[str, Any], name: str, least: int, most: int | None) -> None:
@@ -190,6 +201,23 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _prompts(prompt: Collection[Any]) -> int:
-    """How many prompts a list is: one where it is a list of token ids."""
-    return 1 if all(isinstance(item, int) for item in prompt) else len(prompt)
+def _items(value: Any, counted: Counted) -> int:
+    """How many pieces of work a field is: a list of token ids is one, and so is a conversation."""
+    if isinstance(value, dict):
+        return _parts(value)
+    if not isinstance(value, list):
+        return 1
+    if counted.limit == "documents":
+        return sum(_parts(item) if isinstance(item, dict) else 1 for item in value)
+    if all(isinstance(item, int) for item in value) or all(_is_turn(item) for item in value):
+        return 1
+    return len(value)
+
+
+def _parts(document: dict[str, Any]) -> int:
+    content = document.get("content")
+    return max(1, len(content)) if isinstance(content, list) else 1
+
+
+def _is_turn(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("role"), str)

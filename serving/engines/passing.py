@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from serving.core.clock import Clock
 from serving.core.context import RequestContext, Write
-from serving.engines.view import USAGE, AnswerView, HiddenUsage
+from serving.engines.view import USAGE, AnswerView, HiddenUsage, WholeView
 
 
 class Passing:
@@ -15,7 +15,9 @@ class Passing:
 
     __slots__ = ("_bounds_seconds", "_clock", "_ctx", "_hidden", "_intervals", "view")
 
-    def __init__(self, ctx: RequestContext, view: AnswerView, *, bounds_seconds: Sequence[float], clock: Clock) -> None:
+    def __init__(
+        self, ctx: RequestContext, view: AnswerView | WholeView, *, bounds_seconds: Sequence[float], clock: Clock
+    ) -> None:
         self.view = view
         self._ctx = ctx
         self._hidden = HiddenUsage() if ctx.hides_usage and view.is_stream else None

@@ -11,6 +11,7 @@ import orjson
 
 from serving.core.clock import monotonic
 from serving.core.context import Headers, RequestContext
+from serving.engines.rest import first_part, send_rest
 from serving.engines.tls import EngineTls
 from serving.engines.wire import Address, AnswerTimedOut, BrokenAnswer, Connection, Exchange, Pool, RequestTimedOut, WireError
 from serving.settings import RelaySettings
@@ -51,6 +52,8 @@ class Answer:
     first: bytes
     complete: bool
     is_stream: bool
+    told: bytes = b""
+    """The usage, where a header told it."""
 
 
 class Relay:
@@ -101,7 +104,9 @@ class Relay:
             connection, settings.first_byte_timeout_seconds, ends=ctx.arrived + settings.request_timeout_seconds
         )
         try:
-            connection.send(exchange, _request(pool.address, ctx, self._secret_line))
+            connection.send(exchange, _request(pool.address, ctx, self._secret_line), more=ctx.rest is not None)
+            if ctx.rest is not None:
+                await send_rest(exchange, ctx.rest, self._settings.first_byte_timeout_seconds)
             status = await exchange.head()
             if status != 200:
                 body, _ = await _read_bounded(exchange, self._settings.error_body_bytes)
@@ -118,7 +123,12 @@ class Relay:
                 headers = [(name, value) for name, value in headers if name != b"content-length"]
             if is_stream and first.startswith(ctx.route.dialect.error):
                 raise _refusal(500, [], first.partition(b"data: ")[2].partition(b"\n")[0], in_stream=True)
-            return Answer(exchange, status, headers, first, complete, is_stream)
+            told = b""
+            if ctx.route.usage_header is not None:
+                told = next((value for name, value in exchange.headers if name == ctx.route.usage_header), b"")
+                if told and not ctx.hides_usage:
+                    headers.append((ctx.route.usage_header, told))
+            return Answer(exchange, status, headers, first, complete, is_stream, told)
         except BaseException:
             self.close(exchange)
             raise
@@ -209,16 +219,16 @@ def _request(address: Address, ctx: RequestContext, secret_line: bytes) -> bytes
         trace += b"traceparent: %s\r\n" % ctx.traceparent.encode("ascii")
         if ctx.tracestate:
             trace += b"tracestate: %s\r\n" % ctx.tracestate.encode("ascii")
-    return (
-        b"POST %s HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\nx-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s"
-        % (
-            ctx.route.path_bytes,
-            address.host_header,
-            ctx.request_id.encode("ascii"),
-            trace,
-            len(ctx.body),
-            ctx.body,
-        )
+    if ctx.rest is not None:
+        return first_part(ctx, address, trace)
+    return b"POST %s HTTP/1.1\r\nhost: %s\r\ncontent-type: %s\r\nx-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s" % (
+        ctx.route.path_bytes,
+        address.host_header,
+        ctx.content_type,
+        ctx.request_id.encode("ascii"),
+        trace,
+        len(ctx.body),
+        ctx.body,
     )
 
 

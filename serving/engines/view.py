@@ -160,10 +160,18 @@ class WholeView:
     is_stream = False
     done = True
     failed = False
+    clean = False
+    events = 0
 
     def __init__(self, dialect: Dialect, body: bytes) -> None:
         self._dialect = dialect
         self._body = body
+
+    def feed(self, data: bytes) -> None:
+        """There is nothing more to see."""
+
+    def feed_plain(self, event: bytes) -> None:
+        """The same."""
 
     def choice_events(self) -> int:
         return 0
@@ -198,6 +206,8 @@ def _plain_usage(tail: bytes, dialect: Dialect) -> Usage | None:
 def _usage(found: object, dialect: Dialect, worth: str) -> Usage:
     if not isinstance(found, dict):
         return UNKNOWN_USAGE
+    if found.get("type") == "duration":
+        return Usage(audio_seconds=_count(found.get("seconds")))
     prompt = _count(found.get(dialect.prompt_keys[0]))
     if prompt is not None and len(dialect.prompt_keys) > 1:
         prompt += sum(_count(found.get(key)) or 0 for key in dialect.prompt_keys[1:])
@@ -206,7 +216,7 @@ def _usage(found: object, dialect: Dialect, worth: str) -> Usage:
     cached: object = found
     for key in dialect.cached_path:
         cached = cached.get(key) if isinstance(cached, dict) else None
-    return Usage(prompt, _count(cached), _count(found.get(dialect.output_key)))
+    return Usage(prompt, _count(cached), 0 if dialect.output_key is None else _count(found.get(dialect.output_key)))
 
 
 def _count(value: object) -> int | None:
@@ -239,6 +249,54 @@ def _last_usage(tail: bytes, dialect: Dialect) -> object:
             return None
         return found
     return None
+
+
+class ToldView(WholeView):
+    """The view of an answer whose usage the engine told beside its body, as JSON."""
+
+    __slots__ = ()
+
+
+class BeginningView(AnswerView):
+    """The view of an answer that is not a stream and whose usage stands in its first bytes."""
+
+    __slots__ = ("_beginning",)
+
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__(dialect, is_stream=False)
+        self._beginning = b""
+
+    def feed(self, data: bytes) -> None:
+        if len(self._beginning) < _USAGE_EVENT_BYTES:
+            self._beginning += data[:_USAGE_EVENT_BYTES]
+
+    def usage(self) -> Usage:
+        start = self._beginning.find(USAGE)
+        if start < 0:
+            return UNKNOWN_USAGE
+        try:
+            found, _ = _DECODER.raw_decode(self._beginning[start + len(USAGE) :].decode("utf-8", "replace").lstrip())
+        except (ValueError, RecursionError):
+            return UNKNOWN_USAGE
+        return _usage(found, self._dialect, "all")
+
+
+def view_of(dialect: Dialect, *, is_stream: bool, told: bytes = b"") -> AnswerView | WholeView:
+    """The view of an answer that comes in pieces. `told`: its usage, where the engine told it beside the body."""
+    if told:
+        return ToldView(dialect, told)
+    return BeginningView(dialect) if dialect.usage_first and not is_stream else AnswerView(dialect, is_stream=is_stream)
+
+
+def view_of_whole(dialect: Dialect, body: bytes, *, told: bytes = b"") -> AnswerView | WholeView:
+    """The view of an answer that is not a stream and is all here."""
+    if told:
+        return ToldView(dialect, told)
+    if not dialect.usage_first:
+        return WholeView(dialect, body)
+    view = BeginningView(dialect)
+    view.feed(body)
+    return view
 
 
 class HiddenUsage:

@@ -159,6 +159,32 @@ class Exchange:
         finally:
             self._sink = None
 
+    async def send_more(self, data: bytes) -> bool:
+        """Write more of a request whose end was left open, when the connection has room for it.
+
+        Returns whether the engine wants more: not when it has begun to answer. Raises: WireError.
+        """
+        while True:
+            if self._error is not None:
+                raise self._error
+            connection = self.connection
+            if self.status or connection is None or connection.transport is None:
+                return False
+            if not connection.writing_paused:
+                connection.transport.write(data)
+                return True
+            await self._wait()
+
+    def has_room(self) -> None:
+        """The connection takes more again."""
+        self._wake()
+
+    def sent(self, first_byte_timeout_seconds: float) -> None:
+        """The request that was left open is whole: from now on the engine's answer is waited for."""
+        self.deadline = self._loop.time() + first_byte_timeout_seconds
+        if self.connection is not None:
+            self.connection.request_open = False
+
     async def _wait(self) -> None:
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -222,6 +248,9 @@ class Connection(asyncio.Protocol):
     transport: asyncio.Transport | None = None
     exchange: Exchange | None = None
     idle_since = 0.0
+    writing_paused = False
+    request_open = False
+    """Not all of the request is written: another one would be taken for the rest of it."""
     _parser: httptools.HttpResponseParser | None = None
     """Only there for an answer that is not ordinary."""
     _headers: Headers
@@ -242,13 +271,14 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self.pool = pool
 
-    def send(self, exchange: Exchange, request: bytes) -> None:
-        """Write a whole request; its answer goes to `exchange`."""
+    def send(self, exchange: Exchange, request: bytes, *, more: bool = False) -> None:
+        """Write a request; its answer goes to `exchange`. `more`: the rest of it comes by `Exchange.send_more`."""
         if self.transport is None:
             exchange.fail(StaleConnection("the connection was closed"))
             return
         self.exchange = exchange
         self._answered = self._until_close = False
+        self.request_open = more
         self.transport.write(request)
 
     def abandon(self) -> None:
@@ -292,6 +322,14 @@ class Connection(asyncio.Protocol):
         if isinstance(exc, ssl.SSLError):
             return f", by TLS: {why(exc)}"
         return ", over TLS: it may want a client certificate" if self.pool.address.is_tls and not self._answered else ""
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self.exchange is not None and self.request_open:
+            self.exchange.has_room()
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -368,7 +406,7 @@ class Connection(asyncio.Protocol):
         self.exchange = None
         self.resume_reading()
         transport = self.transport
-        if not keeps:
+        if not keeps or self.request_open:
             self.abandon()
         elif transport is not None and not transport.is_closing():
             self._reused = True
@@ -440,7 +478,8 @@ class Connection(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         self._parser = None
         self.resume_reading()
-        if parser.should_keep_alive() and self.transport is not None and not self.transport.is_closing():
+        reusable = parser.should_keep_alive() and not self.request_open
+        if reusable and self.transport is not None and not self.transport.is_closing():
             self._reused = True
             self.pool.put_back(self)
         elif self.transport is not None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from serving.core.routes import Task
+
 
 class EndpointState(StrEnum):
     UNKNOWN = "unknown"
@@ -24,6 +26,8 @@ class Endpoint:
     model: str
     pool: str
     target: str
+    tasks: tuple[Task, ...] = ("generate",)
+    """The same for all endpoints of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,11 @@ class Snapshot:
     def candidates(self, model: str) -> tuple[Endpoint, ...]:
         """The endpoints that may serve the model: the ready ones, else those of which nothing is known."""
         return self.candidates_by_model.get(model, ())
+
+    def tasks(self, model: str) -> tuple[Task, ...]:
+        """What the engines of the model do with it; none where the model is not known."""
+        statuses = self.by_model.get(model)
+        return statuses[0].endpoint.tasks if statuses else ()
 
     def ready(self, model: str) -> bool:
         return any(s.state is EndpointState.READY for s in self.by_model.get(model, ()))

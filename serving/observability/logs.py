@@ -132,7 +132,7 @@ class RequestLog:
 def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, Any]:
     """The fields of an ended request; `ended` in monotonic seconds, `written` as `stamp_now` gives it."""
     usage = ctx.usage
-    return {
+    line = {
         "time": written,
         "level": "info",
         "logger": "serving.request",
@@ -153,6 +153,9 @@ def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, A
         "output_tokens": usage.output_tokens,
         "usage_estimated": ctx.usage_estimated,
     }
+    if usage.audio_seconds is not None:
+        line["audio_seconds"] = usage.audio_seconds
+    return line
 
 
 @lru_cache(maxsize=4)
@@ -180,6 +183,8 @@ def set_up_logging(level: str, writer: LineWriter) -> None:
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("uvicorn.error").addFilter(_expected_end)
+    # It warns of what is wrong with a client's form, which the client is told.
+    logging.getLogger("python_multipart").setLevel("ERROR")
 
 
 def _expected_end(record: logging.LogRecord) -> bool:

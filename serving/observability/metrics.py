@@ -158,6 +158,9 @@ class Metrics:
         self.usage_unknown = BulkCounter(
             "serving_usage_unknown", "Answers whose token counts the engine did not say.", ("model", "pool")
         )
+        self.audio_seconds = BulkCounter(
+            "serving_audio_seconds", "Seconds of sound in transcriptions whose engines tell no tokens.", ("model", "pool")
+        )
         self.in_flight = Gauge("serving_in_flight_requests", "Requests between arrival and their last byte.", registry=registry)
         self.open_leases = Gauge("serving_open_leases", "Leases taken and not yet given back.", registry=registry)
         self.engine_connections = Gauge(
@@ -192,7 +195,7 @@ class Metrics:
             REQUEST_SECONDS,
         )
         counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
-        tokens = (self.tokens, self.tokens_estimated, self.usage_unknown)
+        tokens = (self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
         for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
             registry.register(collector)
 
@@ -203,11 +206,13 @@ class Metrics:
         """Publish what is known about a request that has ended at `ended` monotonic seconds."""
         assert ctx.outcome is not None
         self.requests.add((ctx.model, ctx.route.name, ctx.outcome))
-        if not ctx.first_byte or not ctx.route.generates:
+        if not ctx.first_byte or not ctx.route.runs_model:
             return
         model, pool = labels = (ctx.model, ctx.pool)
         usage = ctx.usage
-        if usage.prompt_tokens is None or usage.output_tokens is None:
+        if usage.audio_seconds is not None:
+            self.audio_seconds.add(labels, usage.audio_seconds)
+        elif usage.prompt_tokens is None or usage.output_tokens is None:
             self.usage_unknown.add(labels)
         for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("output", usage.output_tokens)):
             if tokens is not None:

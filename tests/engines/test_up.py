@@ -85,6 +85,7 @@ def test_the_gateway_gets_the_engine_as_an_endpoint_and_the_address(options: up.
             "name": "local",
             "url": f"http://127.0.0.1:{options.engine_port}",
             "model": "smollm2-135m-instruct",
+            "tasks": ["generate"],
             "pool": "smollm2-135m-cpu",
             "target": "cpu-epyc",
         }

@@ -306,7 +306,7 @@ async def test_a_model_whose_engine_does_not_support_the_route_is_a_404(
     async with gateway_over({"e1": engine}) as gateway:
         response = await ask(gateway.url, RESPONSES, asking())
         error = response.json["error"]
-        assert (response.status, error["code"]) == (404, "not_found")
+        assert (response.status, error["code"]) == (404, "route_not_supported")
         assert "'tiny' does not support /v1/responses" in error["message"]
 
 
