@@ -81,7 +81,7 @@ class Form:
         except FormParserError as error:
             raise _malformed(f"{error}.") from None
         if self._parser.state == MultipartState.BOUNDARY_PADDING:
-            self._padding_bytes += len(data)
+            self._padding_bytes += len(data) - len(data.rstrip(b" \t"))
             if self._padding_bytes > MOST_PADDING_BYTES:
                 raise _malformed("Blanks without end stand behind a boundary.")
         out, self._out = self._out, []

@@ -326,7 +326,8 @@ async def test_an_engine_that_takes_nothing_holds_the_client_back_and_is_given_u
     """What waits is what the sockets hold, not the form."""
     release = asyncio.Event()
 
-    async def stall(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
+    async def stall(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
         await release.wait()
 
     sent_bytes = 0
