@@ -42,7 +42,8 @@ def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]
 
 
 def body_of(found: dict[str, Any], path: str) -> dict[str, Any]:
-    schema: dict[str, Any] = found["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    (content,) = found["paths"][path]["post"]["requestBody"]["content"].values()
+    schema: dict[str, Any] = content["schema"]
     return schema
 
 
