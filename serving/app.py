@@ -37,6 +37,7 @@ from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
 from serving.routing.choose import Chooser
+from serving.routing.models import public_models
 from serving.settings import LimitSettings, Settings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
@@ -57,9 +58,11 @@ class Gateway:
         self.probe = Probe(self.fleet, self._get, settings.probe)
         self.admission = Admission(settings.limits)
         identities = Identities(settings.auth)
+        models = public_models(settings.models, (endpoint.model for endpoint in settings.endpoints))
         self.pipeline = Pipeline(
             identities=identities,
             admission=self.admission,
+            models=models,
             fleet=self.fleet,
             probe=self.probe,
             chooser=Chooser(),

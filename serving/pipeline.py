@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from urllib.parse import quote
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Incoming, Outgoing, RequestContext, Write
@@ -29,7 +31,9 @@ from serving.core.errors import (
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.engines.body import prepare, understand
 from serving.engines.passing import Passing
+from serving.engines.reasoning import with_reasoning
 from serving.engines.relay import Answer, EngineRefused, Relay
+from serving.engines.stand_in import address_to, bound_to_model
 from serving.engines.view import AnswerView, WholeView
 from serving.engines.wire import AnswerTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
@@ -37,6 +41,7 @@ from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog
 from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
+from serving.routing.models import PublicModel
 from serving.settings import ParameterLimits
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
@@ -48,6 +53,10 @@ RETRY_AFTER_SECONDS = 5
 """How long a client is asked to wait for a model whose engines are all away: a probe period and a little of a restart."""
 
 
+SERVED_MODEL_HEADER = b"x-served-model"
+"""Names the model that answered, where the client called it something else."""
+_HEADER_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
+"""Of the visible ASCII characters all but the sign that escapes the others."""
 PUBLISH_SECONDS = 0.02
 PUBLISH_REQUESTS = 200
 """How long, and how many, ended requests wait to be published; the most that are then a burst of about 3 ms."""
@@ -71,6 +80,7 @@ class Pipeline:
         *,
         identities: Identities,
         admission: Admission,
+        models: Mapping[str, PublicModel],
         fleet: Fleet,
         probe: Probe,
         chooser: Chooser,
@@ -84,6 +94,7 @@ class Pipeline:
     ) -> None:
         self._identities = identities
         self._admission = admission
+        self._models = models
         self._fleet = fleet
         self._probe = probe
         self._chooser = chooser
@@ -108,10 +119,15 @@ class Pipeline:
             ctx.tenant = self._identities.identify(ctx.credential)
             ctx.body = await incoming.body()
             ctx.body_bytes = len(ctx.body)
-            self._find_model(ctx, understand(ctx, self._parameters))
+            model = self._find_model(ctx, understand(ctx, self._parameters))
             prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
             passage.lease = self._admission.admit()
-            answer = await self._first_byte(passage)
+            try:
+                answer = await self._first_byte(passage, self._max_attempts)
+            except RETRIED as error:
+                answer = await self._fall_back(passage, model, error)
+            if ctx.model != ctx.asked_model:
+                answer.headers.append((SERVED_MODEL_HEADER, quote(ctx.model, safe=_HEADER_SAFE).encode("ascii")))
             await self._relay_answer(passage, answer, outgoing)
         except RequestError as error:
             ctx.status, ctx.outcome = error.status, Outcome(error.outcome)
@@ -133,21 +149,51 @@ class Pipeline:
             if passage.answer is not None:
                 self._relay.close(passage.answer.exchange)
 
-    def _find_model(self, ctx: RequestContext, model: str) -> None:
-        if model not in self._fleet.snapshot.by_model:
+    def _find_model(self, ctx: RequestContext, name: str) -> PublicModel:
+        model = self._models.get(name)
+        if model is None:
             raise ModelNotFound(
-                f"The model {_shown(model)} does not exist here. GET /v1/models lists those that do.", param="model"
+                f"The model {_shown(name)} does not exist here. GET /v1/models lists those that do.", param="model"
             )
-        ctx.model = model
+        ctx.asked_model, ctx.model = model.name, model.served
+        if ctx.route.tells_reasoning and model.reasoning_field != "reasoning":
+            ctx.reasoning_field = model.reasoning_field
+        return model
 
-    async def _first_byte(self, passage: Passage) -> Answer:
-        """Try endpoints, another one each time, until one answers. Nothing has gone to the client yet."""
+    async def _fall_back(self, passage: Passage, model: PublicModel, error: RequestError) -> Answer:
+        """Let another model answer, where the settings name one and the request can be understood by it.
+
+        All of them together add one attempt at most to those of the asked model. Raises: `error` when none of them answers:
+        what a model that nobody asked for says about the request is not the client's.
+        """
+        ctx = passage.ctx
+        if not model.fallbacks or bound_to_model(ctx.document):
+            raise error
+        ctx.fell_back = True
+        for name in model.fallbacks:
+            if not self._fleet.snapshot.candidates(name):
+                continue
+            try:
+                address_to(ctx, name)
+                return await self._first_byte(passage, self._max_attempts + 1)
+            except EngineTimedOut:
+                break
+            except RequestError as failure:
+                log.warning("fallback %s: %s", name, failure, extra={"request_id": ctx.request_id})
+        ctx.fell_back, ctx.model = False, model.served
+        raise error
+
+    async def _first_byte(self, passage: Passage, limit: int) -> Answer:
+        """Try endpoints of the model, another one each time, until one answers. Nothing has gone to the client yet.
+
+        `limit` holds for all attempts of the request, those at other models included.
+        """
         ctx = passage.ctx
         error: RequestError | None = None
         tried: set[str] = set()
         endpoint: Endpoint | None = None
         again = False
-        while ctx.attempts < (max(self._max_attempts, 2) if again else self._max_attempts):
+        while ctx.attempts < (max(limit, 2) if again else limit):
             if not again:
                 endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
             if endpoint is None:
@@ -207,11 +253,11 @@ class Pipeline:
         if status == 501 or (status == 404 and not words):
             # vLLM says 501, or has no such route and says so without an error object, where the model's task is another one.
             self._end_attempt(passage, AttemptResult.REFUSED)
-            return NotFound(f"The model {_shown(ctx.model)} does not support {ctx.route.path}.")
+            return NotFound(f"The model {_shown(ctx.asked_model)} does not support {ctx.route.path}.")
         if status == 404:
             # The engine's own words list all names it serves.
             self._end_attempt(passage, AttemptResult.REFUSED)
-            return ModelNotFound(f"The model {_shown(ctx.model)} is not served by its engine.", param="model")
+            return ModelNotFound(f"The model {_shown(ctx.asked_model)} is not served by its engine.", param="model")
         if status in _CALLERS_FAULT:
             self._end_attempt(passage, AttemptResult.REFUSED)
             code = "context_length_exceeded" if "maximum context length" in words else None
@@ -228,8 +274,9 @@ class Pipeline:
             passage.view = WholeView(ctx.route.dialect, answer.first)
             ctx.first_byte = ctx.last_byte = self._clock()
             self._settle(passage)
+            body = with_reasoning(answer.first, ctx.reasoning_field) if ctx.reasoning_field else answer.first
             await outgoing.start(answer.status, answer.headers)
-            await outgoing.send(answer.first, last=True)
+            await outgoing.send(body, last=True)
             return
         view = passage.view = AnswerView(ctx.route.dialect, is_stream=answer.is_stream)
         passing = Passing(ctx, view, bounds_seconds=self._metrics.inter_chunk.bounds_seconds, clock=self._clock)

@@ -135,6 +135,11 @@ class Metrics:
             "Attempts at engines, by result; `unreachable` ones never became a request.",
             ("pool", "endpoint", "result"),
         )
+        self.other_models = BulkCounter(
+            "serving_other_model_answers",
+            "Answers of another model than the one that was named: by an alias, or as a fallback.",
+            ("asked", "served", "reason"),
+        )
         self.tokens = BulkCounter(
             "serving_tokens", "Tokens as the engines counted them; `prompt` includes `cached`.", ("model", "pool", "kind")
         )
@@ -180,7 +185,7 @@ class Metrics:
             REQUEST_SECONDS,
         )
         counters = (self.requests, self.rejections, self.attempts, self.tokens, self.tokens_estimated, self.usage_unknown)
-        for collector in (*counters, self.ttft, self.inter_chunk, self.tpot, self.duration):
+        for collector in (*counters, self.other_models, self.ttft, self.inter_chunk, self.tpot, self.duration):
             registry.register(collector)
 
     def attempt(self, pool: str, endpoint: str, result: AttemptResult) -> None:
@@ -190,6 +195,8 @@ class Metrics:
         """Publish what is known about a request that has ended at `ended` monotonic seconds."""
         assert ctx.outcome is not None
         self.requests.add((ctx.model, ctx.route.name, ctx.outcome))
+        if ctx.model != ctx.asked_model and ctx.first_byte:
+            self.other_models.add((ctx.asked_model, ctx.model, "fallback" if ctx.fell_back else "alias"))
         if not ctx.first_byte or not ctx.route.generates:
             return
         model, pool = labels = (ctx.model, ctx.pool)
