@@ -24,6 +24,7 @@ from uvicorn.config import STARTUP_FAILURE
 from serving.api.cors import Cors
 from serving.api.door import SURPLUS_CONNECTIONS, Door, DoorConfig
 from serving.api.edge import Asgi, Edge
+from serving.api.named import Named
 from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
@@ -75,14 +76,17 @@ class Gateway:
         )
         own_address = settings.server.operator_port is not None
         api = create_api(
+            models=models,
             fleet=self.fleet,
             identities=identities,
             metrics=None if own_address else self.metrics,
             draining=lambda: self.draining,
         )
         api.router.lifespan_context = self._lifespan
-        self.operator_api = create_operator_api(fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
-        self.edge = Edge(api, self.pipeline, settings.limits, settings.relay)
+        self.operator_api = Named(
+            create_operator_api(models=models, fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
+        )
+        self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
         self.application: Asgi = Cors(self.edge, origins) if origins else self.edge
         """What the server runs."""
@@ -257,7 +261,7 @@ def run_gateway(settings: Settings) -> int:
     set_up_logging(settings.logging.level, writer)
     gateway = create_app(settings, writer)
     if not settings.endpoints:
-        log.warning("no endpoints are set, so every request will be answered 404; list them under `endpoints`")
+        log.warning("no endpoints are set, so no request can be served; list them under `endpoints`")
     writer.on_drop = gateway.metrics.log_lines_dropped.inc
     server = Server(gateway)
     _open_file_limit(settings.limits)

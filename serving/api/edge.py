@@ -134,15 +134,19 @@ class Edge:
                 await self._idle.wait()
 
 
+def request_id(given: bytes | None) -> str:
+    """The client's own id where it is one, else a new one."""
+    if given is not None and _REQUEST_ID.fullmatch(given) is not None:
+        return given.decode("ascii")
+    return f"{_random.getrandbits(128):032x}"
+
+
 def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
-    given = headers.get(b"x-request-id")
-    valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
-    request_id = given.decode("ascii") if valid and given else f"{_random.getrandbits(128):032x}"
     traceparent = headers.get(b"traceparent")
     traced = traceparent is not None and _TRACEPARENT.fullmatch(traceparent) is not None
     tracestate = headers.get(b"tracestate", b"")
     return RequestContext(
-        request_id=request_id,
+        request_id=request_id(headers.get(b"x-request-id")),
         route=route,
         credential=_credential(route, headers),
         arrived=monotonic(),
@@ -153,10 +157,15 @@ def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
 
 def _credential(route: Route, headers: dict[bytes, bytes]) -> str | None:
     """What the client shows of itself: a bearer credential, else a key where its API puts one."""
-    credential = bearer(headers.get(b"authorization"))
-    if credential is not None or route.dialect.key_header is None:
-        return credential
-    return headers.get(route.dialect.key_header, b"").strip().decode("utf-8", "surrogateescape") or None
+    return credential(headers.get(b"authorization"), headers.get(route.dialect.key_header) if route.dialect.key_header else None)
+
+
+def credential(authorization: bytes | None, key: bytes | None) -> str | None:
+    """The credential of an Authorization header, else the key of the header that an API has for it."""
+    found = bearer(authorization)
+    if found is not None or key is None:
+        return found
+    return key.strip().decode("utf-8", "surrogateescape") or None
 
 
 def bearer(authorization: bytes | None) -> str | None:

@@ -51,16 +51,16 @@ def renamed(value: Any, field: str) -> Any:
     ("text", "as_content", "as_both"),
     [
         (
-            b'{"choices":[{"index":0,"delta":{"reasoning":"a \\" \\u00e9 \xc3\xa9"},"logprobs":null}],"seed":9007199254740993}',
-            b'{"choices":[{"index":0,"delta":{"reasoning_content":"a \\" \\u00e9 \xc3\xa9"},"logprobs":null}],"seed":9007199254740993}',
+            b'{"choices":[{"index":0,"delta":{"reasoning":"a \\" \\u00e9 \xc3\xa9"},"x":null}],"seed":9007199254740993}',
+            b'{"choices":[{"index":0,"delta":{"reasoning_content":"a \\" \\u00e9 \xc3\xa9"},"x":null}],"seed":9007199254740993}',
             b'{"choices":[{"index":0,"delta":{"reasoning_content":"a \\" \\u00e9 \xc3\xa9","reasoning":"a \\" \\u00e9 \xc3\xa9"},'
-            b'"logprobs":null}],"seed":9007199254740993}',
+            b'"x":null}],"seed":9007199254740993}',
         ),
         (
-            b' {"choices" : [ {"message" : {"role":"assistant", "reasoning" : null , "content":"x"}} , {"message":{"reasoning":"y"}}]}',
-            b' {"choices" : [ {"message" : {"role":"assistant", "reasoning_content" : null , "content":"x"}} , '
+            b' {"choices" : [ {"message" : {"role":"a", "reasoning" : null , "content":"x"}} , {"message":{"reasoning":"y"}}]}',
+            b' {"choices" : [ {"message" : {"role":"a", "reasoning_content" : null , "content":"x"}} , '
             b'{"message":{"reasoning_content":"y"}}]}',
-            b' {"choices" : [ {"message" : {"role":"assistant", "reasoning_content" : null,"reasoning" : null , "content":"x"}} , '
+            b' {"choices" : [ {"message" : {"role":"a", "reasoning_content" : null,"reasoning" : null , "content":"x"}} , '
             b'{"message":{"reasoning_content":"y","reasoning":"y"}}]}',
         ),
     ],

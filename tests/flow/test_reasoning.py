@@ -33,8 +33,8 @@ def stream(*names: str) -> bytes:
     """What a reasoning model sends, its reasoning under these names."""
     events = [
         chunk({"role": "assistant", "content": ""}),
-        chunk({name: TRAP for name in names}),
-        chunk({name: " 42" for name in names}),
+        chunk(dict.fromkeys(names, TRAP)),
+        chunk(dict.fromkeys(names, " 42")),
         chunk({"content": TRAP}),
         chunk({"content": "."}, "stop"),
         {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "tiny", "choices": [], "usage": USAGE},
@@ -43,7 +43,7 @@ def stream(*names: str) -> bytes:
 
 
 def whole(*names: str, text: str = TRAP) -> bytes:
-    message = {"role": "assistant", "content": TRAP} | {name: text for name in names}
+    message = {"role": "assistant", "content": TRAP} | dict.fromkeys(names, text)
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return dump({"id": "c1", "object": "chat.completion", "created": 1, "model": "tiny", "choices": [choice], "usage": USAGE})
 
