@@ -77,6 +77,7 @@ class Gateway:
         own_address = settings.server.operator_port is not None
         api = create_api(
             models=models,
+            provider_listing=settings.provider_listing,
             fleet=self.fleet,
             identities=identities,
             metrics=None if own_address else self.metrics,

@@ -87,9 +87,9 @@ class RangeParameter(_Section):
     """Any number from `min` to `max`."""
 
     type: Literal["range"]
-    min: float | None = None
-    max: float | None = None
-    default: float | None = None
+    min: int | float | None = None
+    max: int | float | None = None
+    default: int | float | None = None
     unit: Unit | None = None
 
 

@@ -10,9 +10,11 @@ from starlette.exceptions import HTTPException
 from serving.api.edge import credential
 from serving.api.errors import internal_fault, whole_error
 from serving.api.family import dialect_of
+from serving.api.listing import add_provider_listing
 from serving.api.models import add_models
 from serving.core.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestError
 from serving.fleet.store import Fleet
+from serving.model_settings import ProviderListingSettings
 from serving.observability.metrics import Metrics
 from serving.routing.models import PublicModel
 from serving.tenancy.identities import Identities
@@ -21,6 +23,7 @@ from serving.tenancy.identities import Identities
 def create_api(
     *,
     models: Mapping[str, PublicModel],
+    provider_listing: ProviderListingSettings,
     fleet: Fleet,
     identities: Identities,
     metrics: Metrics | None,
@@ -37,6 +40,7 @@ def create_api(
         identities.identify(credential(_bytes(authorization), _bytes(key)))
 
     add_models(api, models=models, fleet=fleet, identify=identify)
+    add_provider_listing(api, settings=provider_listing, models=models, fleet=fleet, identify=identify)
     return api
 
 

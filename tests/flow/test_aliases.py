@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import anthropic
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
+from serving.settings import Settings
 from tests.doubles.raw_client import ask
+from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.flow.conftest import GatewayOver, chat
 
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
 ALIASES = {"small": {"alias_of": "newest"}, "newest": {"alias_of": "tiny"}}
 """A name for a name for a model."""
@@ -92,14 +97,19 @@ async def test_a_name_that_no_header_can_hold_is_escaped(gateway_over: GatewayOv
             assert response.header("x-served-model") == "mod%C3%A8le%201%25"
 
 
-async def test_the_openai_client_uses_an_alias(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
-    async with gateway_over({"e1": engine}, models=ALIASES) as gateway:
+async def test_the_openai_client_uses_an_alias(engine_url: str) -> None:
+    """Over the scripted engine and over a real vLLM, which knows nothing of the name."""
+    endpoint = {"name": "e1", "url": engine_url, "model": "tiny"}
+    settings = Settings.model_validate({"endpoints": [endpoint], "models": ALIASES})
+    async with RunningGateway(settings) as gateway:
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0) as client:
-            answer = await client.chat.completions.create(
-                model="small", messages=[{"role": "user", "content": "hi"}], max_tokens=4
-            )
+            answer = await client.chat.completions.create(model="small", messages=HI, max_tokens=4)
             assert answer.model == "tiny"
-            stream = await client.chat.completions.create(
-                model="small", messages=[{"role": "user", "content": "hi"}], max_tokens=4, stream=True
-            )
-            assert [chunk async for chunk in stream][-1].choices[0].finish_reason
+            stream = await client.chat.completions.create(model="small", messages=HI, max_tokens=4, stream=True)
+            chunks = [chunk async for chunk in stream]
+            assert chunks[-1].choices[0].finish_reason
+            assert {chunk.model for chunk in chunks} == {"tiny"}
+            assert (await client.models.retrieve("small")).id == "small"
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="any", max_retries=0) as messages:
+            message = await messages.messages.create(model="newest", messages=[{"role": "user", "content": "hi"}], max_tokens=4)
+            assert message.model == "tiny"

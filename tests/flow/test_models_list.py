@@ -29,6 +29,11 @@ NAMES = ["small", "zai/glm", "old", "tiny"]
 async def gateway(engine: ScriptedEngine) -> AsyncIterator[RunningGateway]:
     settings = settings_over({"e1": engine}, models=MODELS, auth={"api_key": "sk-test"})
     async with RunningGateway(settings) as started:
+
+        async def problems() -> list[str]:
+            return [] if started.app.fleet.snapshot.any_ready else ["the engine was not asked yet"]
+
+        await settled(problems)
         yield started
 
 
