@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from json.scanner import make_scanner
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import orjson
 
@@ -14,16 +14,6 @@ from serving.core.errors import InvalidRequest
 _SPACE = b" \t\r\n"
 _SCAN = cast("Callable[[str, int], tuple[Any, int]]", make_scanner(cast(Any, json.JSONDecoder(parse_int=float))))
 """Numbers are only passed over: a very long integer would be expensive to read."""
-
-
-class Member(NamedTuple):
-    """A member of an object: its name, and where it, its name's end, its value and its end are in the text."""
-
-    name: str
-    start: int
-    name_end: int
-    value: int
-    end: int
 
 
 def edited(body: bytes, document: Mapping[str, Any], *, drop: Collection[str], put: Mapping[str, bytes]) -> bytes:
@@ -47,49 +37,37 @@ def edited(body: bytes, document: Mapping[str, Any], *, drop: Collection[str], p
 def _without(body: bytes, gone: Collection[str]) -> bytes:
     """The object with all members of these names cut out, each with one of the commas beside it."""
     text = body.decode("utf-8")
-    try:
-        spans = members(text)
-    except RecursionError:
-        raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
-    kept = [index for index, member in enumerate(spans) if member.name not in gone]
+    spans = _members(text)
+    kept = [index for index, (name, _, _) in enumerate(spans) if name not in gone]
     if not kept:
         return b"{}"
-    parts = [text[: spans[0].start]]
+    parts = [text[: spans[0][1]]]
     for place, index in enumerate(kept):
-        # What stands between two members (a comma, blanks) goes with the later one.
-        start = spans[index - 1].end if place else spans[index].start
-        parts.append(text[start : spans[index].end])
-    parts.append(text[spans[-1].end :])
+        _, start, end = spans[index]
+        if place:
+            # What stands between two members (a comma, blanks) goes with the later one.
+            start = spans[index - 1][2]
+        parts.append(text[start:end])
+    parts.append(text[spans[-1][2] :])
     return "".join(parts).encode("utf-8")
 
 
-def members(text: str, at: int = 0) -> list[Member]:
-    """The members of the object that begins at or behind `at`; blanks and commas lie between their spans.
+def _members(text: str) -> list[tuple[str, int, int]]:
+    """Name, start and end of each member of the outermost object; its blanks and commas lie between the spans.
 
-    The text must be valid JSON. Each value is passed over by the standard library's scanner, which is written in C.
-    Raises: RecursionError.
+    Each value is passed over by the standard library's scanner, which is written in C. Raises: InvalidRequest.
     """
-    found: list[Member] = []
-    at = _token(text, text.index("{", at) + 1)
+    found: list[tuple[str, int, int]] = []
+    at = _token(text, text.index("{") + 1)
     while text[at] != "}":
         start = at
-        name, name_end = _SCAN(text, start)
-        value = _token(text, _token(text, name_end) + 1)
-        _, at = _SCAN(text, value)
-        found.append(Member(name, start, name_end, value, at))
-        at = _token(text, at)
-        if text[at] == ",":
-            at = _token(text, at + 1)
-    return found
-
-
-def items(text: str, at: int) -> list[int]:
-    """Where the items of the array begin that begins at `at`. Raises: RecursionError."""
-    found: list[int] = []
-    at = _token(text, at + 1)
-    while text[at] != "]":
-        found.append(at)
-        _, at = _SCAN(text, at)
+        name, at = _SCAN(text, start)
+        at = _token(text, _token(text, at) + 1)
+        try:
+            _, at = _SCAN(text, at)
+        except RecursionError:
+            raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
+        found.append((name, start, at))
         at = _token(text, at)
         if text[at] == ",":
             at = _token(text, at + 1)

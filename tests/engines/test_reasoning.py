@@ -38,6 +38,10 @@ def renamed(value: Any, field: str) -> Any:
         for place in ("delta", "message"):
             message = choice.get(place)
             if isinstance(message, dict) and "reasoning" in message and "reasoning_content" not in message:
+                if field == "both" and isinstance(message["reasoning"], list):
+                    # No engine says it so; there it is renamed only.
+                    message["reasoning_content"] = message.pop("reasoning")
+                    continue
                 message["reasoning_content"] = message["reasoning"]
                 if field != "both":
                     del message["reasoning"]
@@ -90,7 +94,6 @@ def test_the_member_is_renamed_or_said_again(text: bytes, as_content: bytes, as_
         b"[DONE]",
         b"",
         b'{"choices":[{"delta":{"reasoning":' + b"[" * 5000 + b"]" * 5000 + b"}}]}",
-        b'{"choices":[{"delta":{"reasoning":' + b"[" * 1000 + b"]" * 1000 + b"}}]}",
     ],
     ids=lambda text: text[:40].decode("latin-1"),
 )
