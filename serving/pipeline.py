@@ -38,7 +38,7 @@ from serving.engines.view import AnswerView, WholeView
 from serving.engines.wire import AnswerTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
-from serving.observability.logs import RequestLog
+from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
 from serving.routing.models import PublicModel
@@ -311,13 +311,7 @@ class Pipeline:
         Comes back when the client's buffer is full, or when the answer has ended in whatever way.
         """
 
-        def pass_on(data: bytes) -> bool:
-            out = passing.take(data, last=False)
-            if passing.view.done:
-                self._settle(passage)
-            return write(out)
-
-        await answer.exchange.divert(pass_on)
+        await answer.exchange.divert(passing.to(write, lambda: self._settle(passage)))
 
     def _count_usage(self, ctx: RequestContext) -> None:
         """Learn from what the engine said; where an answer ended too early for that, charge the best guess and say so."""
@@ -365,21 +359,22 @@ class Pipeline:
         Together, because the same work costs about half of what it costs spread among requests, and because none of them waits.
         """
         unpublished, self._unpublished = self._unpublished, []
+        now = stamp_now()
         for passage in unpublished:
             try:
-                self._publish(passage)
+                self._publish(passage, now)
             except Exception:
                 # Whatever an engine's answer holds, telemetry about it fails alone.
                 log.exception("request could not be published", extra={"request_id": passage.ctx.request_id})
 
-    def _publish(self, passage: Passage) -> None:
+    def _publish(self, passage: Passage, now: str) -> None:
         ctx, view = passage.ctx, passage.view
         if view is not None:
             ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
             self._count_usage(ctx)
         self._metrics.settle(ctx, passage.ended)
         if self._request_log is not None:
-            self._request_log.settle(ctx, passage.ended)
+            self._request_log.settle(ctx, passage.ended, now)
 
 
 class Passage:
@@ -393,7 +388,7 @@ class Passage:
         self.endpoint: Endpoint | None = None
         """Where an attempt is under way."""
         self.answer: Answer | None = None
-        self.view: AnswerView | None = None
+        self.view: AnswerView | WholeView | None = None
         self.settled = False
         self.ended = 0.0
         """When it was settled, in monotonic seconds."""

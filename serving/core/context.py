@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from serving.core.outcomes import Outcome
 from serving.core.routes import Route
@@ -13,8 +13,7 @@ Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one request; None where the engine did not say. `prompt_tokens` includes `cached_tokens`."""
 
     prompt_tokens: int | None = None
@@ -92,8 +91,11 @@ class Incoming(Protocol):
         ...
 
 
-Write = Callable[[bytes], bool]
-"""Writes bytes at once and returns whether the client's buffer has room for more."""
+Write = Callable[[bytes, bytes | None], bool]
+"""Writes bytes at once and returns whether the client's buffer has room for more.
+
+Where the same bytes are at hand as HTTP/1.1 chunks already, those are the second argument and spare the framing.
+"""
 
 
 class Outgoing(Protocol):

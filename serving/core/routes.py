@@ -30,6 +30,12 @@ class Dialect:
     """A stream has failed when one of these has come."""
     token: bytes
     """Comes once with each event that holds tokens."""
+    plain: bytes
+    """How the plainest event that holds tokens begins; most events of a stream do."""
+    plain_lines: int
+    """How many line ends such an event has, the empty line included."""
+    tail_bytes: int = 128 * 1024
+    """How far from a stream's end its usage and finish reason may stand."""
     prompt_keys: tuple[str, ...]
     """Where in `usage` the prompt's tokens stand, to be added up; all but the first may be missing."""
     cached_path: tuple[str, ...]
@@ -49,6 +55,9 @@ OPENAI = Dialect(
     done=(b"data: [DONE]",),
     error=(b'data: {"error"',),
     token=b"\ndata:",
+    plain=b'data: {"id":',
+    plain_lines=2,
+    tail_bytes=16 * 1024,
     prompt_keys=("prompt_tokens",),
     cached_path=("prompt_tokens_details", "cached_tokens"),
     output_key="completion_tokens",
@@ -61,6 +70,8 @@ RESPONSES = Dialect(
     done_has_data=True,
     error=(b"event: error", b"event: response.failed"),
     token=b".delta\ndata:",
+    plain=b"event: response.output_text.delta\n",
+    plain_lines=3,
     prompt_keys=("input_tokens",),
     cached_path=("input_tokens_details", "cached_tokens"),
     output_key="output_tokens",
@@ -74,6 +85,8 @@ ANTHROPIC = Dialect(
     done_has_data=True,
     error=(b"event: error",),
     token=b"\nevent: content_block_delta\n",
+    plain=b"event: content_block_delta\n",
+    plain_lines=3,
     prompt_keys=("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
     cached_path=("cache_read_input_tokens",),
     output_key="output_tokens",

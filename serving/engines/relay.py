@@ -91,7 +91,7 @@ class Relay:
         hand its exchange to `close`.
         """
         pool = self._pool(url)
-        connection = await pool.connection(fresh=fresh)
+        connection = (None if fresh else pool.take()) or await pool.connection(fresh=True)
         exchange = self._open(connection, self._settings.first_byte_timeout_seconds)
         try:
             connection.send(exchange, _request(pool.address, ctx, self._secret_line))
@@ -99,7 +99,7 @@ class Relay:
             if status != 200:
                 body, _ = await _read_bounded(exchange, self._settings.error_body_bytes)
                 raise _refusal(status, exchange.headers, body)
-            first, complete = await exchange.piece()
+            first, complete = exchange.at_hand() or await exchange.piece()
             is_stream = False
             headers: Headers = []
             for name, value in exchange.headers:
@@ -171,8 +171,9 @@ class Relay:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            now = asyncio.get_running_loop().time()
             for exchange in list(self._exchanges):
-                if exchange.overdue:
+                if exchange.overdue(now):
                     exchange.fail(AnswerTimedOut("the engine was silent for too long"))
             for pool in self._pools.values():
                 pool.close_idle(self._settings.idle_connection_seconds)

@@ -8,12 +8,12 @@ from functools import lru_cache
 
 import orjson
 
-from serving.core.context import Usage
+from serving.core.context import UNKNOWN_USAGE, Usage
 from serving.core.routes import Dialect
 
-_USAGE = b'"usage":'
+USAGE = b'"usage":'
 _SEQUENCE_NUMBER = b'"sequence_number":'
-_TAIL_BYTES = 256 * 1024
+_ANSWER_TAIL_BYTES = 128 * 1024
 _USAGE_EVENT_BYTES = 4096
 _DECODER = json.JSONDecoder()
 
@@ -29,7 +29,7 @@ def _marks(dialect: Dialect) -> tuple[tuple[bytes, ...], tuple[bytes, ...], int]
 class AnswerView:
     """Counts a stream's events and keeps the last bytes of an answer, where usage and finish reason stand.
 
-    Holds at most 256 KiB beyond the newest piece.
+    Holds at most twice the dialect's `tail_bytes` of a stream, 256 KiB of another answer, beyond the newest piece.
     """
 
     __slots__ = (
@@ -41,7 +41,9 @@ class AnswerView:
         "_error",
         "_pieces",
         "_pieces_bytes",
+        "_tail_bytes",
         "_token",
+        "clean",
         "done",
         "events",
         "failed",
@@ -62,15 +64,26 @@ class AnswerView:
         self.failed = False
         """The stream held an error event."""
         self._carry = b"\n"
+        self._tail_bytes = dialect.tail_bytes if is_stream else _ANSWER_TAIL_BYTES
         self._pieces: deque[bytes] = deque()
         self._pieces_bytes = 0
+        self.clean = is_stream
+        """What came so far ends between two events."""
+
+    def feed_plain(self, event: bytes) -> None:
+        """Take one whole event of the dialect's plainest kind, while the view is `clean`."""
+        self.events += 1
+        self._pieces.append(event)
+        self._pieces_bytes += len(event)
+        if self._pieces_bytes > 2 * self._tail_bytes:
+            self._trim()
 
     def feed(self, data: bytes) -> None:
         """Take a piece as it came; events may be split anywhere."""
         self._pieces.append(data)
         self._pieces_bytes += len(data)
-        while len(self._pieces) > 1 and self._pieces_bytes - len(self._pieces[0]) >= _TAIL_BYTES:
-            self._pieces_bytes -= len(self._pieces.popleft())
+        if self._pieces_bytes > 2 * self._tail_bytes:
+            self._trim()
         if not self.is_stream:
             return
         carry = self._carry
@@ -90,7 +103,8 @@ class AnswerView:
             if mark in text:
                 self.failed = True
         self.events += lines
-        self._carry = text[-self._carry_bytes :]
+        self.clean = text.endswith(b"\n\n") and not self._ending
+        self._carry = b"\n" if self.clean else text[-self._carry_bytes :]
 
     def choice_events(self) -> int:
         """Events that held a choice: all but the usage event, which comes last where it was asked for."""
@@ -112,77 +126,101 @@ class AnswerView:
         """The usage object that came last; its fields are None where there was none or it makes no sense."""
         dialect = self._dialect
         worth = dialect.usage_before_done if self.is_stream and not self.done else "all"
-        found = None if worth == "none" else self._last_usage()
-        if found is None:
-            return Usage()
-        prompt = _count(found.get(dialect.prompt_keys[0]))
-        if prompt is not None:
-            prompt += sum(_count(found.get(key)) or 0 for key in dialect.prompt_keys[1:])
-        if worth == "prompt":
-            return Usage(prompt)
-        cached: object = found
-        for key in dialect.cached_path:
-            cached = cached.get(key) if isinstance(cached, dict) else None
-        return Usage(prompt, _count(cached), _count(found.get(dialect.output_key)))
+        return UNKNOWN_USAGE if worth == "none" else _usage(_last_usage(self._tail(), dialect), dialect, worth)
 
     def finish_reason(self) -> str:
         """The finish reason that came last, or an empty string."""
-        tail = self._tail()
-        key = self._dialect.finish_key
-        start = tail.rfind(key)
-        if start < 0:
-            return ""
-        start += len(key)
-        end = tail.find(b'"', start, start + 32)
-        return tail[start:end].decode("ascii", "replace") if end > 0 else ""
+        return _finish_reason(self._tail(), self._dialect)
+
+    def _trim(self) -> None:
+        """Let go of pieces that are further from the end than anything that is looked for."""
+        pieces = self._pieces
+        while len(pieces) > 1 and self._pieces_bytes - len(pieces[0]) >= self._tail_bytes:
+            self._pieces_bytes -= len(pieces.popleft())
 
     def _tail(self) -> bytes:
         if len(self._pieces) > 1:
             self._pieces = deque([b"".join(self._pieces)])
         return self._pieces[0] if self._pieces else b""
 
-    def _last_usage(self) -> dict[str, object] | None:
-        tail = self._tail()
-        end = len(tail)
-        # Inside a JSON string the quotes are escaped, so the pattern only matches a key.
-        while (start := tail.rfind(_USAGE, 0, end)) >= 0:
-            end = start
-            text = tail[start + len(_USAGE) : start + len(_USAGE) + _USAGE_EVENT_BYTES].decode("utf-8", "replace").lstrip()
-            if not text.startswith("{"):
-                if self._dialect.name == "openai":
-                    continue
-                return None
-            try:
-                found, _ = _DECODER.raw_decode(text)
-            except (ValueError, RecursionError):
-                return None
-            return found if isinstance(found, dict) else None
-        return None
+
+class WholeView:
+    """The view of an answer that is not a stream and came whole: a small one is simply parsed."""
+
+    __slots__ = ("_body", "_dialect")
+
+    is_stream = False
+    done = True
+    failed = False
+
+    def __init__(self, dialect: Dialect, body: bytes) -> None:
+        self._dialect = dialect
+        self._body = body
+
+    def choice_events(self) -> int:
+        return 0
+
+    def next_number(self) -> int:
+        return 0
+
+    def usage(self) -> Usage:
+        body, dialect = self._body, self._dialect
+        if len(body) > _USAGE_EVENT_BYTES:
+            return _usage(_last_usage(body[-2 * _ANSWER_TAIL_BYTES :], dialect), dialect, "all")
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return UNKNOWN_USAGE
+        return _usage(document.get("usage") if isinstance(document, dict) else None, dialect, "all")
+
+    def finish_reason(self) -> str:
+        return _finish_reason(self._body, self._dialect)
+
+
+def _usage(found: object, dialect: Dialect, worth: str) -> Usage:
+    if not isinstance(found, dict):
+        return UNKNOWN_USAGE
+    prompt = _count(found.get(dialect.prompt_keys[0]))
+    if prompt is not None and len(dialect.prompt_keys) > 1:
+        prompt += sum(_count(found.get(key)) or 0 for key in dialect.prompt_keys[1:])
+    if worth == "prompt":
+        return Usage(prompt)
+    cached: object = found
+    for key in dialect.cached_path:
+        cached = cached.get(key) if isinstance(cached, dict) else None
+    return Usage(prompt, _count(cached), _count(found.get(dialect.output_key)))
 
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
-class WholeView(AnswerView):
-    """The same view of an answer that is not a stream and came whole: small ones are simply parsed."""
+def _finish_reason(tail: bytes, dialect: Dialect) -> str:
+    key = dialect.finish_key
+    start = tail.rfind(key)
+    if start < 0:
+        return ""
+    start += len(key)
+    end = tail.find(b'"', start, start + 32)
+    return tail[start:end].decode("ascii", "replace") if end > 0 else ""
 
-    __slots__ = ("_body",)
 
-    def __init__(self, dialect: Dialect, body: bytes) -> None:
-        super().__init__(dialect, is_stream=False)
-        super().feed(body)
-        self._body = body
-
-    def _last_usage(self) -> dict[str, object] | None:
-        if len(self._body) > _USAGE_EVENT_BYTES:
-            return super()._last_usage()
-        try:
-            document = orjson.loads(self._body)
-        except orjson.JSONDecodeError:
+def _last_usage(tail: bytes, dialect: Dialect) -> object:
+    end = len(tail)
+    # Inside a JSON string the quotes are escaped, so the pattern only matches a key.
+    while (start := tail.rfind(USAGE, 0, end)) >= 0:
+        end = start
+        text = tail[start + len(USAGE) : start + len(USAGE) + _USAGE_EVENT_BYTES].decode("utf-8", "replace").lstrip()
+        if not text.startswith("{"):
+            if dialect.name == "openai":
+                continue
             return None
-        found = document.get("usage") if isinstance(document, dict) else None
-        return found if isinstance(found, dict) else None
+        try:
+            found, _ = _DECODER.raw_decode(text)
+        except (ValueError, RecursionError):
+            return None
+        return found
+    return None
 
 
 class HiddenUsage:
@@ -215,7 +253,7 @@ class HiddenUsage:
 
     @staticmethod
     def _without(data: bytes) -> bytes:
-        if _USAGE not in data:
+        if USAGE not in data:
             return data
         events = data.split(b"\n\n")
         return b"\n\n".join(event for event in events if not _is_usage_event(event))
@@ -225,7 +263,7 @@ _HELD_BYTES = 64 * 1024
 
 
 def _is_usage_event(event: bytes) -> bool:
-    if _USAGE not in event or not event.startswith(b"data:"):
+    if USAGE not in event or not event.startswith(b"data:"):
         return False
     try:
         document = orjson.loads(event[len(b"data:") :])

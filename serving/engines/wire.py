@@ -15,19 +15,11 @@ from urllib.parse import urlsplit
 import httptools
 
 from serving.core.context import Headers
+from serving.engines.answer_reader import HOP_BY_HOP, SIZES, read_chunks, read_head
 
-HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
+_CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+Sink = Callable[[bytes, bytes | None], bool]
+"""Takes a piece and, where they are known, the very bytes that carried it as HTTP/1.1 chunks. Returns whether there is room."""
 
 
 class WireError(Exception):
@@ -76,44 +68,44 @@ class Exchange:
     Await `head()`, then `piece()` until its second item is True. Raises `WireError`s. `close()` may come at any time.
     """
 
-    __slots__ = (
-        "_ended",
-        "_error",
-        "_loop",
-        "_pieces",
-        "_pieces_bytes",
-        "_sink",
-        "_waiter",
-        "connection",
-        "deadline",
-        "headers",
-        "high_water_bytes",
-        "idle_timeout_seconds",
-        "status",
-    )
+    # The defaults stand in the class, since few exchanges need all of these fields.
+    connection: Connection | None
+    status = 0
+    headers: Headers
+    heard = False
+    """Bytes have come since the deadline was set; whoever looks after deadlines sets it anew."""
+    _pieces_bytes = 0
+    _sink: Sink | None = None
+    _ended = False
+    _error: WireError | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     def __init__(self, connection: Connection, *, deadline: float, idle_timeout_seconds: float, high_water_bytes: int) -> None:
-        self.connection: Connection | None = connection
-        self.status = 0
-        self.headers: Headers = []
+        self.connection = connection
         self.deadline = deadline
         self.idle_timeout_seconds = idle_timeout_seconds
         self.high_water_bytes = high_water_bytes
         self._loop = connection.loop
         self._pieces: list[bytes] = []
-        self._pieces_bytes = 0
-        self._sink: Callable[[bytes], bool] | None = None
-        self._ended = False
-        self._error: WireError | None = None
-        self._waiter: asyncio.Future[None] | None = None
 
     async def head(self) -> int:
         """Wait for the status; `headers` is filled when it returns."""
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            waiter = self._waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                self._waiter = None
         return self.status
+
+    def at_hand(self) -> tuple[bytes, bool] | None:
+        """What `piece` would return without waiting, in the plainest case; None in all others."""
+        if len(self._pieces) != 1 or self._pieces_bytes > self.high_water_bytes:
+            return None
+        self._pieces_bytes = 0
+        return self._pieces.pop(), self._ended
 
     async def piece(self) -> tuple[bytes, bool]:
         """All body bytes since the last call, and whether the body is complete with them."""
@@ -134,7 +126,7 @@ class Exchange:
                 raise self._error
             await self._wait()
 
-    async def divert(self, sink: Callable[[bytes], bool]) -> None:
+    async def divert(self, sink: Sink) -> None:
         """Hand each piece to `sink` as it is read, until that returns False, the body is complete, or the exchange fails.
 
         What came before and what comes after is for `piece()`, which also raises the failure.
@@ -172,22 +164,24 @@ class Exchange:
             self._error = error
             self._wake()
 
-    @property
-    def overdue(self) -> bool:
-        """Whether the engine, not the client, keeps this exchange waiting past its deadline."""
-        return self._waiter is not None and self._loop.time() > self.deadline
+    def overdue(self, now: float) -> bool:
+        """Whether the engine, not the client, keeps this exchange waiting past its deadline, in the loop's time."""
+        if self.heard:
+            self.heard = False
+            self.deadline = now + self.idle_timeout_seconds
+        return self._waiter is not None and now > self.deadline
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes, framed: bytes | None = None) -> None:
+        """A piece of the body; `framed` are the very bytes that carried it as HTTP/1.1 chunks."""
+        self.heard = True
         if self._sink is not None:
-            self.deadline = self._loop.time() + self.idle_timeout_seconds
-            if not self._sink(data):
+            if not self._sink(data, framed):
                 # The next pieces wait here until the client has taken what it was sent.
                 self._sink = None
                 self._wake()
             return
         self._pieces.append(data)
         self._pieces_bytes += len(data)
-        self.deadline = self._loop.time() + self.idle_timeout_seconds
         if self._pieces_bytes > self.high_water_bytes and self.connection is not None:
             self.connection.pause_reading()
         self._wake()
@@ -205,19 +199,28 @@ class Exchange:
 class Connection(asyncio.Protocol):
     """One connection to an engine."""
 
+    transport: asyncio.Transport | None = None
+    exchange: Exchange | None = None
+    idle_since = 0.0
+    _parser: httptools.HttpResponseParser | None = None
+    """Only there for an answer that is not ordinary."""
+    _headers: Headers
+    _reused = False
+    _answered = False
+    """A byte of the answer has come."""
+    _left_bytes = 0
+    """What is to come of a body whose length the head told, while no parser is needed."""
+    _chunked = False
+    """A chunk, or the body's end, is to come next, and no parser is needed so far."""
+    _resumes = False
+    """The parser's head is ours; the real one was read without it."""
+    _reading_paused = False
+    _until_close = False
+    _trailing = False
+
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
         self.loop = loop
         self.pool = pool
-        self.transport: asyncio.Transport | None = None
-        self.exchange: Exchange | None = None
-        self.idle_since = 0.0
-        self._parser: httptools.HttpResponseParser | None = None
-        self._headers: Headers = []
-        self._reused = False
-        self._answered = False
-        self._reading_paused = False
-        self._until_close = False
-        self._trailing = False
 
     def send(self, exchange: Exchange, request: bytes) -> None:
         """Write a whole request; its answer goes to `exchange`."""
@@ -225,8 +228,6 @@ class Connection(asyncio.Protocol):
             exchange.fail(StaleConnection("the connection was closed"))
             return
         self.exchange = exchange
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers = []
         self._answered = self._until_close = False
         self.transport.write(request)
 
@@ -267,11 +268,94 @@ class Connection(asyncio.Protocol):
             exchange.fail(BrokenAnswer("the engine's connection ended inside the answer"))
 
     def data_received(self, data: bytes) -> None:
-        if self.exchange is None or self._parser is None:
+        exchange = self.exchange
+        if exchange is None:
             # An engine has nothing to say between exchanges; what follows an answer belongs to no request.
             self.abandon()
-            return
+        elif self._chunked:
+            # Nearly always exactly one chunk.
+            line_end = data.find(b"\r\n", 0, 10)
+            size = SIZES.get(data[:line_end])
+            if size and len(data) == line_end + size + 4 and data[-2:] == b"\r\n":
+                exchange.feed(data[line_end + 2 : -2], data)
+            else:
+                self._take_chunks(exchange, data)
+        elif self._left_bytes:
+            self._take_rest(exchange, data)
+        elif self._parser is not None:
+            self._parse(data)
+        else:
+            self._take_head(exchange, data)
+
+    # Ordinary answers
+
+    def _take_head(self, exchange: Exchange, data: bytes) -> None:
+        found = read_head(data)
         self._answered = True
+        if found is None:
+            self._parser, self._headers, self._resumes = httptools.HttpResponseParser(self), [], False
+            self._parse(data)
+            return
+        headers, body_start, length = found
+        exchange.start(200, headers)
+        body = data[body_start:]
+        if length < 0:
+            self._chunked = True
+            if body:
+                self._take_chunks(exchange, body)
+        elif length:
+            self._left_bytes = length
+            if body:
+                self._take_rest(exchange, body)
+        else:
+            self._complete(exchange, keeps=not body)
+
+    def _take_rest(self, exchange: Exchange, data: bytes) -> None:
+        """Some of a body whose length is known."""
+        left_bytes = self._left_bytes - len(data)
+        if left_bytes > 0:
+            self._left_bytes = left_bytes
+            exchange.feed(data)
+            return
+        body = data if not left_bytes else data[: self._left_bytes]
+        self._left_bytes = 0
+        exchange.feed(body)
+        self._complete(exchange, keeps=not left_bytes)
+
+    def _take_chunks(self, exchange: Exchange, data: bytes) -> None:
+        """Some of a chunked body, from the beginning of a chunk on."""
+        contents, framed_bytes, ended = read_chunks(data)
+        if contents:
+            exchange.feed(contents[0] if len(contents) == 1 else b"".join(contents), data[:framed_bytes])
+        if ended:
+            self._chunked = False
+            self._complete(exchange, keeps=True)
+        elif framed_bytes < len(data):
+            # A chunk in pieces, an extension, trailers, or nonsense: the parser goes on from here.
+            self._chunked = False
+            self._parser, self._headers, self._resumes = httptools.HttpResponseParser(self), [], True
+            self._parse(_CHUNKED_HEAD)
+            self._parse(data[framed_bytes:])
+
+    def _complete(self, exchange: Exchange, *, keeps: bool) -> None:
+        """The answer is whole. `keeps`: the connection may carry another one."""
+        self.exchange = None
+        self.resume_reading()
+        transport = self.transport
+        if not keeps:
+            self.abandon()
+        elif transport is not None and not transport.is_closing():
+            self._reused = True
+            self.pool.put_back(self)
+        exchange.finish()
+
+    # All other answers
+
+    def _parse(self, data: bytes) -> None:
+        if self._parser is None:
+            # It ended with the bytes before.
+            self.abandon()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -299,7 +383,7 @@ class Connection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._parser is None:
+        if self._parser is None or self._resumes:
             return
         status = self._parser.get_status_code()
         if status < 200:
@@ -349,19 +433,23 @@ class Pool:
         self._idle_seconds = idle_seconds
         self._idle: list[Connection] = []
 
+    def take(self) -> Connection | None:
+        """A kept connection, if there is one that can still be used."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since < connection.loop.time() - self._idle_seconds:
+                self._idle.append(connection)
+                self.close_idle()
+                break
+            if connection.transport is not None and not connection.transport.is_closing():
+                return connection
+        return None
+
     async def connection(self, *, fresh: bool = False) -> Connection:
         """A connection that is free. Raises: Unreachable."""
+        if not fresh and (kept := self.take()) is not None:
+            return kept
         loop = asyncio.get_running_loop()
-        if not fresh:
-            oldest = loop.time() - self._idle_seconds
-            while self._idle:
-                connection = self._idle.pop()
-                if connection.idle_since < oldest:
-                    self._idle.append(connection)
-                    self.close_idle()
-                    break
-                if connection.transport is not None and not connection.transport.is_closing():
-                    return connection
         connection = Connection(loop, self)
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):

@@ -125,15 +125,15 @@ class RequestLog:
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
 
-    def settle(self, ctx: RequestContext, ended: float) -> None:
-        self._writer.write(_rendered(request_line(ctx, ended)))
+    def settle(self, ctx: RequestContext, ended: float, written: str) -> None:
+        self._writer.write(_rendered(request_line(ctx, ended, written)))
 
 
-def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
-    """The fields of an ended request; `ended` in monotonic seconds."""
+def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, Any]:
+    """The fields of an ended request; `ended` in monotonic seconds, `written` as `stamp_now` gives it."""
     usage = ctx.usage
     return {
-        "time": _stamp(wall_seconds()),
+        "time": written,
         "level": "info",
         "logger": "serving.request",
         "request_id": ctx.request_id,
@@ -164,6 +164,11 @@ def _second(seconds: int) -> str:
 def _stamp(seconds: float) -> str:
     whole = int(seconds)
     return f"{_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
+
+
+def stamp_now() -> str:
+    """The wall clock's time to the millisecond, for any number of lines that are written at once."""
+    return _stamp(wall_seconds())
 
 
 def set_up_logging(level: str, writer: LineWriter) -> None:

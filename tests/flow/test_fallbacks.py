@@ -190,8 +190,8 @@ async def test_the_log_names_both_models(engine: ScriptedEngine, third: Scripted
     lines: list[dict[str, Any]] = []
 
     class Log:
-        def settle(self, ctx: RequestContext, ended: float) -> None:
-            lines.append(request_line(ctx, ended))
+        def settle(self, ctx: RequestContext, ended: float, written: str) -> None:
+            lines.append(request_line(ctx, ended, written))
 
     async with RunningGateway(settings_over({"e1": engine, "e3": third}, models=MODELS)) as gateway:
         gateway.app.pipeline._request_log = Log()  # type: ignore[assignment]
