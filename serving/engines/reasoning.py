@@ -55,11 +55,11 @@ def with_reasoning(document: bytes, field: str) -> bytes:
 
 
 def _names(document: bytes) -> Iterator[tuple[int, int]]:
-    """Where members of that name have it, whatever they belong to: inside a text its quotes would be escaped."""
+    """Where names of members end like that, whatever they belong to: inside a text its quotes would be escaped."""
     end = 0
     while (start := document.find(_MARK, end)) >= 0:
         end = start + len(_MARK)
-        if document[start - 1 : start] != b"\\" and _COLON.match(document, end):
+        if _COLON.match(document, end):
             yield start, end
 
 

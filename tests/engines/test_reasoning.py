@@ -83,6 +83,7 @@ def test_the_member_is_renamed_or_said_again(text: bytes, as_content: bytes, as_
         b'{"choices":[],"usage":{"reasoning":1}}',
         b'{"choices":[{"delta":{"reasoning":"x","reasoning_content":"x"}}]}',
         b'{"choices":[{"delta":{"a\\"reasoning":"x"}}]}',
+        b'{"choices":[{"delta":{"\\"reasoning":"x"}}]}',
         b'{"choices":[{"delta":{"x":"reasoning"}}]}',
         b'{"choices":{"delta":{"reasoning":"x"}}}',
         b'{"choices":[["reasoning"],"reasoning",null,{"delta":["reasoning"]}]}',

@@ -72,6 +72,20 @@ async def test_a_stream(engine: ScriptedEngine, gateway_over: GatewayOver, field
 
 
 @FIELDS
+async def test_a_stream_that_comes_event_by_event(engine: ScriptedEngine, gateway_over: GatewayOver, field: str) -> None:
+    """As engines send it; ordinary events take a way of their own through the gateway."""
+    first, *events = stream("reasoning").split(b"\n\n")[:-1]
+    reasoned = events[0]
+    *middle, usage, done = events
+    sent = [first, *middle, *[reasoned] * 20, usage, done]
+    engine.script(Script(raw=[(0.002, event + b"\n\n") for event in sent], raw_is="body"))
+    async with gateway_over({"e1": engine}, expected=COUNTED, models={"tiny": {"reasoning_field": field}}) as gateway:
+        response = await ask(gateway.url, CHAT, chat(stream=True))
+        wanted = stream(*named(field)).split(b"\n\n")
+        assert response.events == [*wanted[:5], *[wanted[1]] * 20, done]
+
+
+@FIELDS
 async def test_a_stream_whose_usage_is_hidden(engine: ScriptedEngine, gateway_over: GatewayOver, field: str) -> None:
     sent = stream("reasoning")
     engine.script(Script(raw=[(0.0, sent[at : at + 50]) for at in range(0, len(sent), 50)], raw_is="body"))
