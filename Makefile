@@ -16,6 +16,7 @@ check: lint ## the fast loop: lint, types, layers, unit and flow tests
 	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
 
 test: lint setup-engine ## everything, with the real engine
+	-@$(BIN)/python -m tests.flow.openai_schema
 	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
 	@$(BIN)/python -m pytest -m "engine and not soak"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from serving.core.clock import Clock, monotonic
@@ -18,6 +19,7 @@ from serving.core.context import Incoming, Outgoing, RequestContext, Write
 from serving.core.errors import (
     BodyTooLarge,
     ClientGone,
+    DeadlineExceeded,
     EngineFailed,
     EngineTimedOut,
     InvalidRequest,
@@ -28,24 +30,29 @@ from serving.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from serving.core.outcomes import AttemptResult, Outcome
-from serving.engines.body import prepare, understand
+from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
+from serving.engines.body import is_repeatable, prepare, understand
 from serving.engines.passing import Passing
 from serving.engines.reasoning import with_reasoning
 from serving.engines.relay import Answer, EngineRefused, Relay
 from serving.engines.stand_in import address_to, bound_to_model
 from serving.engines.view import AnswerView, WholeView
-from serving.engines.wire import AnswerTimedOut, StaleConnection, Unreachable, WireError
+from serving.engines.wire import AnswerTimedOut, RequestTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
 from serving.routing.models import PublicModel
-from serving.settings import ParameterLimits
+from serving.routing.retries import RetryBudget
+from serving.settings import ParameterLimits, RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission, Lease
+
+if TYPE_CHECKING:
+    # Loaded only where tracing is on: its libraries are large.
+    from serving.observability.tracing import Tracing
 
 log = logging.getLogger("serving.pipeline")
 
@@ -89,7 +96,9 @@ class Pipeline:
         request_log: RequestLog | None,
         estimates: TokenEstimates,
         parameters: ParameterLimits,
-        max_attempts: int,
+        retry_budget: RetryBudget,
+        settings: RelaySettings,
+        tracing: Tracing | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._identities = identities
@@ -103,7 +112,10 @@ class Pipeline:
         self._request_log = request_log
         self._estimates = estimates
         self._parameters = parameters
-        self._max_attempts = max_attempts
+        self._retry_budget = retry_budget
+        self._max_attempts = settings.max_attempts
+        self._request_timeout_seconds = settings.request_timeout_seconds
+        self._tracing = tracing
         self._clock = clock
         self.in_flight = 0
         self._unpublished: list[Passage] = []
@@ -116,12 +128,15 @@ class Pipeline:
         passage = Passage(ctx)
         self.in_flight += 1
         try:
+            if self._tracing is not None:
+                self._tracing.begin(ctx)
             ctx.tenant = self._identities.identify(ctx.credential)
             ctx.body = await incoming.body()
             ctx.body_bytes = len(ctx.body)
             model = self._find_model(ctx, understand(ctx, self._parameters))
             prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
             passage.lease = self._admission.admit()
+            self._retry_budget.request()
             try:
                 answer = await self._first_byte(passage, self._max_attempts)
             except RETRIED as error:
@@ -135,8 +150,7 @@ class Pipeline:
                 self._metrics.rejections.add((error.error_code or "invalid_request",))
             raise
         except AnswerCut as cut:
-            timed_out = isinstance(cut.error, EngineTimedOut)
-            ctx.outcome = Outcome.ENGINE_TIMEOUT if timed_out else Outcome.TRUNCATED
+            ctx.outcome = _CUT_BY.get(type(cut.error), Outcome.TRUNCATED)
             raise
         except asyncio.CancelledError:
             ctx.outcome = ctx.interruption or Outcome.SHUTDOWN
@@ -167,16 +181,18 @@ class Pipeline:
         what a model that nobody asked for says about the request is not the client's.
         """
         ctx = passage.ctx
-        if not model.fallbacks or bound_to_model(ctx.document):
+        if not model.fallbacks or bound_to_model(ctx):
             raise error
         ctx.fell_back = True
         for name in model.fallbacks:
             if not self._fleet.snapshot.candidates(name):
                 continue
+            if ctx.attempts > self._max_attempts or (ctx.attempts and not self._may_repeat(ctx, True)):
+                break
             try:
                 address_to(ctx, name)
                 return await self._first_byte(passage, self._max_attempts + 1)
-            except EngineTimedOut:
+            except (EngineTimedOut, DeadlineExceeded):
                 break
             except RequestError as failure:
                 log.warning("fallback %s: %s", name, failure, extra={"request_id": ctx.request_id})
@@ -189,43 +205,61 @@ class Pipeline:
         `limit` holds for all attempts of the request, those at other models included.
         """
         ctx = passage.ctx
+        # A kept connection may end without a word on whether the request was read: what must not be repeated gets a new one.
+        repeatable = is_repeatable(ctx)
         error: RequestError | None = None
         tried: set[str] = set()
-        endpoint: Endpoint | None = None
         again = False
-        while ctx.attempts < (max(limit, 2) if again else limit):
-            if not again:
-                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
-            if endpoint is None:
-                break
+        endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+        while endpoint is not None:
             tried.add(endpoint.name)
             self._begin_attempt(passage, endpoint)
+            taken = True
             try:
-                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again)
+                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again or not repeatable)
             except StaleConnection:
                 # Most likely the engine closed an idle connection just as it was taken: the same engine again, on a new one.
                 self._end_attempt(passage, AttemptResult.STALE)
-                error = EngineFailed("The engine's connection ended before it answered.")
-                again = True
-                continue
+                error, again = EngineFailed("The engine's connection ended before it answered."), True
             except WireError as failure:
-                error = self._attempt_failed(passage, endpoint, failure)
+                error, again = self._attempt_failed(passage, endpoint, failure), False
+                taken = not isinstance(failure, Unreachable)
             except EngineRefused as refusal:
-                error = self._attempt_refused(passage, refusal)
+                error, again = self._attempt_refused(passage, refusal), False
             else:
                 return passage.answer
-            again = False
-            if not isinstance(error, RETRIED):
+            if not again:
+                if not isinstance(error, RETRIED):
+                    break
+                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+            most = max(limit, 2) if again else limit
+            if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
+
+    def _may_repeat(self, ctx: RequestContext, repeatable: bool) -> bool:
+        """Whether a failed attempt may be followed by another one; the last to be asked, since it takes from the budget."""
+        if not repeatable:
+            denied = RetryDenied.NOT_REPEATABLE
+        elif self._clock() - ctx.arrived >= self._request_timeout_seconds:
+            denied = RetryDenied.DEADLINE
+        elif not self._retry_budget.take():
+            denied = RetryDenied.BUDGET
+        else:
+            self._metrics.retries.add(())
+            return True
+        self._metrics.retries_denied.add((denied,))
+        return False
 
     def _begin_attempt(self, passage: Passage, endpoint: Endpoint) -> None:
         ctx = passage.ctx
         ctx.attempts += 1
         ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
         passage.endpoint = endpoint
+        if self._tracing is not None:
+            self._tracing.begin_attempt(ctx, self._clock())
         self._chooser.take(endpoint)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
@@ -240,12 +274,20 @@ class Pipeline:
         if isinstance(failure, AnswerTimedOut):
             self._end_attempt(passage, AttemptResult.TIMEOUT)
             return EngineTimedOut("The engine did not begin to answer in time.")
+        if isinstance(failure, RequestTimedOut):
+            self._end_attempt(passage, AttemptResult.CANCELLED)
+            return self._deadline_exceeded()
         self._end_attempt(passage, AttemptResult.BROKEN)
         return EngineFailed("The engine's connection ended before it answered.")
+
+    def _deadline_exceeded(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"The request was not done within {self._request_timeout_seconds:g} s.")
 
     def _attempt_refused(self, passage: Passage, refusal: EngineRefused) -> RequestError:
         """What an engine's error means to the caller: its own words for the caller's faults, ours for the engine's."""
         ctx, status, words = passage.ctx, refusal.status, refusal.message
+        if ctx.trace is not None:
+            ctx.trace.attempts[-1].status = status
         if status in (429, 503):
             self._end_attempt(passage, AttemptResult.BUSY)
             seconds = min(max(refusal.retry_after_seconds or 1, 1), 30)
@@ -299,11 +341,15 @@ class Pipeline:
                 if view.done:
                     data, complete = passing.take(b"", last=True), True
                     continue
-                error = EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed
-                raise AnswerCut(error("The engine's answer broke off."), in_band=view.is_stream) from None
+                raise AnswerCut(self._broken_off(failure), in_band=view.is_stream) from None
             data = passing.take(data, last=complete)
         if not passing.whole:
             raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=True)
+
+    def _broken_off(self, failure: WireError) -> RequestError:
+        if isinstance(failure, RequestTimedOut):
+            return self._deadline_exceeded()
+        return (EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed)("The engine's answer broke off.")
 
     async def _divert(self, passage: Passage, passing: Passing, answer: Answer, write: Write) -> None:
         """Let the engine's connection write to the client's without waking this task for each piece.
@@ -325,6 +371,10 @@ class Pipeline:
     def _end_attempt(self, passage: Passage, result: AttemptResult) -> None:
         endpoint, passage.endpoint = passage.endpoint, None
         if endpoint is not None:
+            trace = passage.ctx.trace
+            if trace is not None:
+                attempt = trace.attempts[-1]
+                attempt.result, attempt.ended = result, self._clock()
             self._chooser.release(endpoint)
             self._metrics.attempt(endpoint.pool, endpoint.name, result)
 
@@ -375,6 +425,8 @@ class Pipeline:
         self._metrics.settle(ctx, passage.ended)
         if self._request_log is not None:
             self._request_log.settle(ctx, passage.ended, now)
+        if self._tracing is not None:
+            self._tracing.settle(ctx, passage.ended, b"" if passage.answer is None else passage.answer.first)
 
 
 class Passage:
@@ -402,6 +454,11 @@ _CALLERS_FAULT: dict[int, type[RequestError]] = {
     413: BodyTooLarge,
     415: UnsupportedMedia,
     422: InvalidRequest,
+}
+
+_CUT_BY: dict[type[RequestError], Outcome] = {
+    EngineTimedOut: Outcome.ENGINE_TIMEOUT,
+    DeadlineExceeded: Outcome.DEADLINE_EXCEEDED,
 }
 
 _RESULTS = {

@@ -62,13 +62,38 @@ def _engine_url(url: str) -> str:
         port = parts.port
     except ValueError:
         port = 0
-    if parts.scheme != "http" or not parts.hostname or port == 0:
-        raise ValueError("must be http://HOST:PORT or unix:/PATH")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH")
     if not _is_host(parts.hostname):
-        raise ValueError("must be http://HOST:PORT with a valid host name")
+        raise ValueError(f"must be {parts.scheme}://HOST:PORT with a valid host name")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-        raise ValueError("must be http://HOST:PORT without a path, query or user")
+        raise ValueError(f"must be {parts.scheme}://HOST:PORT without a path, query or user")
     return url.rstrip("/")
+
+
+def _traces_url(url: str) -> str:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not _is_host(parts.hostname):
+        raise ValueError("must be http://HOST:PORT/v1/traces or https://HOST:PORT/v1/traces")
+    if not url.isprintable() or " " in url or not url.isascii() or parts.query or parts.fragment or parts.username:
+        raise ValueError("must be a plain URL without a query or user; give credentials as tracing.headers")
+    return url if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}/v1/traces"
+
+
+def _header_fields(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    for name, value in headers.items():
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            raise ValueError("holds a name that no HTTP header can have")
+        text = value.get_secret_value()
+        if not text.isascii() or not text.isprintable():
+            raise ValueError(f"{name}: must be printable ASCII")
+    return headers
 
 
 def _secret_lines(text: bytes) -> list[str]:
@@ -127,6 +152,8 @@ class ServerSettings(_Section):
     """A second address, always plain HTTP and never for tenants: `/metrics` is served there only, probes on both."""
     cors_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
     """Origins whose pages may call the gateway from a browser, as https://HOST, or "*" for all; none: CORS is off."""
+    openapi: bool = True
+    """Whether `GET /openapi.json` answers with the document of the published routes, to everybody."""
     tls_certificate: Path | None = None
     """Certificate chain and key as PEM files. New files are taken up while the gateway runs; wrong ones are not."""
     tls_key: Path | None = None
@@ -191,6 +218,16 @@ class LimitSettings(_Section):
     parameters: ParameterLimits = ParameterLimits()
 
 
+class RetryBudgetSettings(_Section):
+    """How many requests may be tried at another engine, all in all."""
+
+    share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Retries within the window as a share of the requests within it."""
+    least_per_second: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """As many are allowed in any case, averaged over the window: the share of little traffic is less than one retry."""
+    window_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
+
+
 class RelaySettings(_Section):
     """The way to the engines."""
 
@@ -199,6 +236,9 @@ class RelaySettings(_Section):
     """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine."""
     idle_timeout_seconds: Seconds = 300.0
     """The longest gap between two pieces of one answer."""
+    request_timeout_seconds: Seconds = 3600.0
+    """From a request's arrival to the last byte of its answer, retries included; then the engine's connection is closed and the
+    client gets 504, or an error in its stream."""
     keep_alive_comment_seconds: Seconds | None = None
     """Send a comment into a stream that was silent for this long, also before its first event, so that idle timers on the way
     do not cut it. Once the first has gone out the status is 200 for good and a later failure is said in the stream, so this
@@ -206,6 +246,8 @@ class RelaySettings(_Section):
     client_write_timeout_seconds: Seconds = 120.0
     """A client that takes no byte for this long is dropped."""
     max_attempts: Annotated[int, Field(ge=1, le=3)] = 2
+    """Engines that one request may be sent to, one after another, before the first byte of an answer."""
+    retry_budget: RetryBudgetSettings = RetryBudgetSettings()
     idle_connection_seconds: Seconds = 3.0
     """Kept connections are dropped after this; below the 5 s after which vLLM closes them itself."""
     buffer_bytes: Count = 256 * 1024
@@ -216,6 +258,19 @@ class RelaySettings(_Section):
     """What engines with our guard want to see; sent to every engine. Give it by environment, not in a file."""
     engine_secret_file: Annotated[Path, AfterValidator(_secret_file)] | None = None
     """A file with the secret in its first line, in place of `engine_secret`; read at the start."""
+
+    engine_ca: Path | None = None
+    """PEM file of the authorities that engines behind https:// are verified with; None: those of the machine. There is no way to
+    do without: an engine's self-signed certificate can stand in this file itself. New files are taken up by new connections."""
+    engine_client_certificate: Path | None = None
+    """Certificate chain and key as PEM files, shown to engines that ask for a client's certificate."""
+    engine_client_key: Path | None = None
+
+    @model_validator(mode="after")
+    def _whole_client_pair(self) -> RelaySettings:
+        if (self.engine_client_certificate is None) != (self.engine_client_key is None):
+            raise ValueError("engine_client_certificate and engine_client_key belong together; give both or none")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> RelaySettings:
@@ -292,6 +347,27 @@ class EndpointSettings(_Section):
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
 
 
+class TracingSettings(_Section):
+    """Spans for requests and their attempts, over OTLP. The variables of OpenTelemetry (`OTEL_…`) are not read."""
+
+    endpoint: Annotated[str, AfterValidator(_traces_url)] | None = None
+    """A receiver of traces over HTTP, as http://collector:4318/v1/traces. None: no spans are made, and a client's `traceparent`
+    goes to the engine as it is."""
+    headers: Annotated[dict[str, SecretStr], AfterValidator(_header_fields)] = {}
+    """Sent to the receiver, as its key; give them by environment, not in a file."""
+    ca: Path | None = None
+    """PEM file of the authorities that a receiver behind https:// is verified with; None: those of the machine."""
+    service_name: Annotated[str, Field(min_length=1, max_length=128)] = "serving-gateway"
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of the requests without a valid `traceparent`; where there is one, its caller has decided."""
+    queue_requests: Count = 4096
+    """Ended requests that wait to be sent; more are dropped and counted."""
+    interval_seconds: Seconds = 1.0
+    """How long an ended request may wait for others to be sent with it; also the pause before a failed send is tried again."""
+    timeout_seconds: Seconds = 10.0
+    """For connecting to the receiver and for each of its answers."""
+
+
 class LoggingSettings(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     access: bool = True
@@ -315,6 +391,7 @@ class Settings(BaseSettings):
     probe: ProbeSettings = ProbeSettings()
     auth: AuthSettings = AuthSettings()
     logging: LoggingSettings = LoggingSettings()
+    tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
     models: dict[ModelName, ModelSettings] = {}
     """By the name that clients use. What an endpoint serves needs no entry."""
@@ -371,10 +448,15 @@ def engine_environment(additions: Mapping[str, str], *, secret: str | None = Non
 
 
 def engine_secret_is_given() -> bool:
-    """Whether this process's environment holds a secret for an engine's guard.
+    """Whether this process's environment holds a secret for an engine's guard. Raises: as `engine_secrets`."""
+    return bool(engine_secrets())
+
+
+def engine_secrets() -> tuple[str, ...]:
+    """The secrets that this process's environment holds for an engine's guard, any of which it will take.
 
     Raises:
-        ConfigurationError: it cannot be used, or its variable is misspelt: the engine would be open without anybody knowing.
+        ConfigurationError: they cannot be used, or a variable is misspelt: the engine would be open without anybody knowing.
     """
     _refuse_unknown_variables(os.environ)
     for name in os.environ:
@@ -386,12 +468,10 @@ def engine_secret_is_given() -> bool:
     name = ENGINE_SECRET if path is None else ENGINE_SECRET_FILE
     try:
         if path is not None:
-            _secret_file(Path(path))
-        elif value is not None:
-            _secret_lines(os.fsencode(value))
+            return tuple(_secret_lines(_secret_file(Path(path)).read_bytes()))
+        return () if value is None else tuple(_secret_lines(os.fsencode(value)))
     except ValueError as error:
         raise ConfigurationError(f"environment: {name}: {error}") from None
-    return value is not None or path is not None
 
 
 def cache_dir() -> Path:

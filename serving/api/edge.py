@@ -44,7 +44,7 @@ SWEEP_SECONDS = 0.25
 _random = random.Random()
 """Request ids must differ, not be secret; a system call for each would cost more than all else that is done for it."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(rb"[\x21-\x7e \t]{1,512}")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from serving.api.edge import credential
@@ -12,11 +14,13 @@ from serving.api.errors import internal_fault, whole_error
 from serving.api.family import dialect_of
 from serving.api.listing import add_provider_listing
 from serving.api.models import add_models
+from serving.api.openapi import document
 from serving.core.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestError
 from serving.fleet.store import Fleet
 from serving.model_settings import ProviderListingSettings
 from serving.observability.metrics import Metrics
 from serving.routing.models import PublicModel
+from serving.settings import Settings
 from serving.tenancy.identities import Identities
 
 
@@ -28,8 +32,12 @@ def create_api(
     identities: Identities,
     metrics: Metrics | None,
     draining: Callable[[], bool],
+    published: Settings | None,
 ) -> FastAPI:
-    """The FastAPI application behind the hot path; without `metrics`, they are served elsewhere."""
+    """The FastAPI application behind the hot path; without `metrics`, they are served elsewhere.
+
+    With `published`, it tells the OpenAPI document of a gateway with these settings.
+    """
     api = _bare_api()
     _add_probes(api, models, fleet, draining)
     if metrics is not None:
@@ -41,6 +49,8 @@ def create_api(
 
     add_models(api, models=models, fleet=fleet, identify=identify)
     add_provider_listing(api, settings=provider_listing, models=models, fleet=fleet, identify=identify)
+    if published is not None:
+        _add_document(api, published)
     return api
 
 
@@ -78,6 +88,17 @@ def _add_metrics(api: FastAPI, metrics: Metrics) -> None:
     async def scrape() -> Response:
         text, content_type = metrics.exposition()
         return Response(text, media_type=content_type)
+
+
+def _add_document(api: FastAPI, settings: Settings) -> None:
+    """Publish all routes that are there by now, and the document itself."""
+
+    @api.api_route("/openapi.json", methods=["GET", "HEAD"])
+    async def openapi() -> Response:
+        return Response(text, media_type="application/json")
+
+    own = [(route.path, route.methods) for route in api.routes if isinstance(route, APIRoute)]
+    text = orjson.dumps(document(settings, own))
 
 
 def _bare_api() -> FastAPI:

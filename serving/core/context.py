@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from serving.core.outcomes import Outcome
 from serving.core.routes import Route
+from serving.core.trace import Trace
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
@@ -37,6 +38,8 @@ class RequestContext:
     arrived: float
     traceparent: str | None = None
     tracestate: str | None = None
+    trace: Trace | None = None
+    """Only while tracing is on."""
 
     tenant: str = ""
     body: bytes = b""

@@ -43,6 +43,12 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 _COSTLY = (b",", b"[", b"{", b"\\")
 """What makes a body of a given size slow to read and large in memory; counting them costs next to nothing."""
 GUIDED_NAMES = frozenset(GUIDED)
+_CALLERS_TOOLS = (None, "function", "custom")
+"""Types of tools that the caller runs; every other type is taken for one that the engine runs (mcp, web_search, container, …)."""
+_ONCE_ONLY = frozenset(
+    ("tools", "store", "previous_response_id", "conversation", "background", "container", "mcp_servers", "web_search_options")
+)
+"""Fields by which an engine may be asked to keep state or to run tools."""
 
 
 @dataclass(slots=True)
@@ -72,7 +78,8 @@ def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     for required in ctx.route.required:
         _require(document, required)
     for name in ctx.route.refused:
-        if document.get(name) not in (None, False):
+        value = document.get(name)
+        if value is not None and value is not False:  # 0 is equal to false and is not the same
             raise InvalidRequest(f"The field '{name}' cannot be used: {ctx.route.refused_words}.", param=name)
     _check_limits(document, limits)
     return model
@@ -102,6 +109,21 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
         edit.put["structured_outputs"] = orjson.dumps(guided)
     if edit.drop or edit.put:
         ctx.body = edited(ctx.body, document, drop=edit.drop, put=edit.put)
+
+
+def is_repeatable(ctx: RequestContext) -> bool:
+    """Whether another engine may get the request after a first one took it.
+
+    Not where an engine keeps or continues something, and not where it runs tools itself: whatever they did would be done twice.
+    """
+    document = ctx.document
+    if _ONCE_ONLY.isdisjoint(document):
+        return True
+    tools = document.get("tools")
+    if isinstance(tools, list) and not all(isinstance(tool, dict) and tool.get("type") in _CALLERS_TOOLS for tool in tools):
+        return False
+    forced = ["tools", *(name for name, _ in ctx.route.forced)]
+    return not any(document.get(name) for name in _ONCE_ONLY if name not in forced)
 
 
 def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) -> None:
@@ -137,7 +159,7 @@ def _require(document: dict[str, Any], required: Field) -> None:
     value = document.get(name)
     if value is None:
         raise InvalidRequest(f"The field '{name}' is missing: it must be {words}.", param=name)
-    if not isinstance(value, required.kinds):
+    if not isinstance(value, required.kinds) and not (int in required.kinds and _is_integer(value)):
         raise InvalidRequest(f"The field '{name}' must be {words}.", param=name)
 
 
@@ -156,11 +178,18 @@ def _check_bounds(document: dict[str, Any], name: str, least: int, most: int | N
     if value is None or (name == "logprobs" and isinstance(value, bool)):
         # In chat `logprobs` is a switch; its number is `top_logprobs`.
         return
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not _is_integer(value):
         raise InvalidRequest(f"The field '{name}' must be an integer.", param=name)
     if value < least or (most is not None and value > most):
         right = f"at least {least}" if most is None else f"from {least} to {most}" if most >= least else "left out"
         raise InvalidRequest(f"The field '{name}' must be {right} here.", param=name)
+
+
+def _is_integer(value: object) -> bool:
+    """What JSON Schema and engines call an integer: 8.0 is one, and true is none."""
+    if isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _prompts(prompt: Collection[Any]) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from dataclasses import dataclass
 
 import orjson
 
+from serving.core.clock import monotonic
 from serving.core.context import Headers, RequestContext
-from serving.engines.wire import Address, AnswerTimedOut, BrokenAnswer, Connection, Exchange, Pool, WireError
+from serving.engines.tls import EngineTls
+from serving.engines.wire import Address, AnswerTimedOut, BrokenAnswer, Connection, Exchange, Pool, RequestTimedOut, WireError
 from serving.settings import RelaySettings
 
 SWEEP_SECONDS = 0.25
@@ -55,6 +58,7 @@ class Relay:
 
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
+        self._tls = EngineTls(settings)
         self._pools: dict[str, Pool] = {}
         self._exchanges: set[Exchange] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -92,7 +96,10 @@ class Relay:
         """
         pool = self._pool(url)
         connection = (None if fresh else pool.take()) or await pool.connection(fresh=True)
-        exchange = self._open(connection, self._settings.first_byte_timeout_seconds)
+        settings = self._settings
+        exchange = self._open(
+            connection, settings.first_byte_timeout_seconds, ends=ctx.arrived + settings.request_timeout_seconds
+        )
         try:
             connection.send(exchange, _request(pool.address, ctx, self._secret_line))
             status = await exchange.head()
@@ -155,15 +162,17 @@ class Relay:
                 Address.parse(url),
                 connect_timeout_seconds=self._settings.connect_timeout_seconds,
                 idle_seconds=self._settings.idle_connection_seconds,
+                tls=self._tls.context,
             )
         return pool
 
-    def _open(self, connection: Connection, first_byte_timeout_seconds: float) -> Exchange:
+    def _open(self, connection: Connection, first_byte_timeout_seconds: float, *, ends: float = math.inf) -> Exchange:
         exchange = Exchange(
             connection,
             deadline=connection.loop.time() + first_byte_timeout_seconds,
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             high_water_bytes=self._settings.buffer_bytes,
+            ends=ends,
         )
         self._exchanges.add(exchange)
         return exchange
@@ -171,9 +180,13 @@ class Relay:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = asyncio.get_running_loop().time()
+            now, loop_now = monotonic(), asyncio.get_running_loop().time()
             for exchange in list(self._exchanges):
-                if exchange.overdue(now):
+                if exchange.ends < now:
+                    exchange.fail(RequestTimedOut("the request's time is used up"))
+                    # Also where it is the client that is slow: nothing more is read for it.
+                    exchange.close()
+                elif exchange.overdue(loop_now):
                     exchange.fail(AnswerTimedOut("the engine was silent for too long"))
             for pool in self._pools.values():
                 pool.close_idle(self._settings.idle_connection_seconds)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import orjson
 
 from serving.core.context import RequestContext
+from serving.engines.body import is_repeatable
 from serving.engines.edit import edited
 
-STATE = ("previous_response_id", "conversation", "background", "store", "container", "mcp_servers")
-"""They name something that is kept, or run, elsewhere: with another model it would not be what the client means."""
 TOKEN_IDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "prompt_embeds")
 """They are written in the vocabulary of one model, and mean something else in another's."""
-CLIENT_RUN_TOOLS = (None, "function", "custom")
 
 
-def bound_to_model(document: Mapping[str, Any]) -> bool:
-    """Whether a body makes sense to the model that it names, and to no other."""
+def bound_to_model(ctx: RequestContext) -> bool:
+    """Whether a request makes sense to the model that it names, and to no other.
+
+    So it is with everything that goes on from something kept, or that an engine does by itself: what may not be repeated.
+    """
+    document = ctx.document
+    items = document.get("input")
     return (
-        any(document.get(name) for name in (*STATE, *TOKEN_IDS))
+        not is_repeatable(ctx)
+        or any(document.get(name) for name in TOKEN_IDS)
         or _holds_token_ids(document.get("prompt"))
-        or any(_is_kept_elsewhere(item) for item in _items(document, "input"))
-        or any(isinstance(tool, dict) and tool.get("type") not in CLIENT_RUN_TOOLS for tool in _items(document, "tools"))
+        or (isinstance(items, list) and any(map(_is_kept_elsewhere, items)))
     )
 
 
@@ -31,11 +31,6 @@ def address_to(ctx: RequestContext, model: str) -> None:
     """Make the body of `ctx` one for that model. Raises: InvalidRequest when it is nested too deeply for the edit."""
     ctx.body = edited(ctx.body, orjson.loads(ctx.body), drop=(), put={"model": orjson.dumps(model)})
     ctx.model = model
-
-
-def _items(document: Mapping[str, Any], name: str) -> list[Any]:
-    found = document.get(name)
-    return found if isinstance(found, list) else []
 
 
 def _holds_token_ids(prompt: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from functools import lru_cache
 
@@ -16,6 +17,11 @@ _SEQUENCE_NUMBER = b'"sequence_number":'
 _ANSWER_TAIL_BYTES = 128 * 1024
 _USAGE_EVENT_BYTES = 4096
 _DECODER = json.JSONDecoder()
+_PLAIN_USAGE = re.compile(
+    rb'"usage":\{"prompt_tokens":(\d{1,15}),"total_tokens":\d{1,15},"completion_tokens":(\d{1,15})'
+    rb'(?:,"prompt_tokens_details":\{"cached_tokens":(\d{1,15})(?:,"\w+":(?:null|\d{1,15}))*\})?[,}]'
+)
+"""How vLLM writes it for chats and completions."""
 
 
 @lru_cache
@@ -125,6 +131,8 @@ class AnswerView:
     def usage(self) -> Usage:
         """The usage object that came last; its fields are None where there was none or it makes no sense."""
         dialect = self._dialect
+        if (plain := _plain_usage(self._tail(), dialect)) is not None:
+            return plain
         worth = dialect.usage_before_done if self.is_stream and not self.done else "all"
         return UNKNOWN_USAGE if worth == "none" else _usage(_last_usage(self._tail(), dialect), dialect, worth)
 
@@ -165,6 +173,8 @@ class WholeView:
 
     def usage(self) -> Usage:
         body, dialect = self._body, self._dialect
+        if (plain := _plain_usage(body, dialect)) is not None:
+            return plain
         if len(body) > _USAGE_EVENT_BYTES:
             return _usage(_last_usage(body[-2 * _ANSWER_TAIL_BYTES :], dialect), dialect, "all")
         try:
@@ -175,6 +185,14 @@ class WholeView:
 
     def finish_reason(self) -> str:
         return _finish_reason(self._body, self._dialect)
+
+
+def _plain_usage(tail: bytes, dialect: Dialect) -> Usage | None:
+    """The usage that stands last, if it is spelt as nearly always; None where it must be looked at more closely."""
+    if dialect.name != "openai" or (start := tail.rfind(USAGE)) < 0 or (match := _PLAIN_USAGE.match(tail, start)) is None:
+        return None
+    prompt, output, cached = match.groups()
+    return Usage(int(prompt), None if cached is None else int(cached), int(output))
 
 
 def _usage(found: object, dialect: Dialect, worth: str) -> Usage:

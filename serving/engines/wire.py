@@ -7,6 +7,8 @@ connection, which is how vLLM learns that nobody waits any more.
 from __future__ import annotations
 
 import asyncio
+import math
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -16,6 +18,7 @@ import httptools
 
 from serving.core.context import Headers
 from serving.engines.answer_reader import HOP_BY_HOP, SIZES, read_chunks, read_head
+from serving.engines.tls import why
 
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 Sink = Callable[[bytes, bytes | None], bool]
@@ -42,6 +45,10 @@ class AnswerTimedOut(WireError):
     """The engine was silent for too long."""
 
 
+class RequestTimedOut(WireError):
+    """The request's whole time is used up, whoever used it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where an engine listens: `host` and `port`, or a Unix socket's `path`."""
@@ -50,16 +57,18 @@ class Address:
     port: int
     path: str
     host_header: bytes
+    is_tls: bool = False
 
     @classmethod
     def parse(cls, url: str) -> Address:
         parts = urlsplit(url)
         if parts.scheme == "unix":
             return cls("", 0, parts.path, b"engine")
+        is_tls = parts.scheme == "https"
         host = parts.hostname or ""
-        port = parts.port or 80
+        port = parts.port or (443 if is_tls else 80)
         shown = f"[{host}]" if ":" in host else host
-        return cls(host, port, "", f"{shown}:{port}".encode())
+        return cls(host, port, "", f"{shown}:{port}".encode(), is_tls)
 
 
 class Exchange:
@@ -80,9 +89,20 @@ class Exchange:
     _error: WireError | None = None
     _waiter: asyncio.Future[None] | None = None
 
-    def __init__(self, connection: Connection, *, deadline: float, idle_timeout_seconds: float, high_water_bytes: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        deadline: float,
+        idle_timeout_seconds: float,
+        high_water_bytes: int,
+        ends: float = math.inf,
+    ) -> None:
         self.connection = connection
         self.deadline = deadline
+        """When the engine will have been silent for too long, by the loop's clock."""
+        self.ends = ends
+        """When the request's time is used up, by the monotonic clock."""
         self.idle_timeout_seconds = idle_timeout_seconds
         self.high_water_bytes = high_water_bytes
         self._loop = connection.loop
@@ -265,7 +285,13 @@ class Connection(asyncio.Protocol):
         elif self._until_close and exc is None:
             exchange.finish()
         else:
-            exchange.fail(BrokenAnswer("the engine's connection ended inside the answer"))
+            exchange.fail(BrokenAnswer(f"the engine's connection ended inside the answer{self._tls_words(exc)}"))
+
+    def _tls_words(self, exc: Exception | None) -> str:
+        """A client's certificate that an engine does not accept is said only now: its own handshake is long over."""
+        if isinstance(exc, ssl.SSLError):
+            return f", by TLS: {why(exc)}"
+        return ", over TLS: it may want a client certificate" if self.pool.address.is_tls and not self._answered else ""
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -426,8 +452,16 @@ class Connection(asyncio.Protocol):
 class Pool:
     """Connections to one address; the last one used is used first, so that a calm pool shrinks."""
 
-    def __init__(self, address: Address, *, connect_timeout_seconds: float, idle_seconds: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        connect_timeout_seconds: float,
+        idle_seconds: float,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
         self.address = address
+        self._tls = tls if address.is_tls else None
         self.open_connections = 0
         self._connect_timeout_seconds = connect_timeout_seconds
         self._idle_seconds = idle_seconds
@@ -453,22 +487,34 @@ class Pool:
         connection = Connection(loop, self)
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
-                if self.address.path:
-                    await loop.create_unix_connection(lambda: connection, self.address.path)
-                else:
-                    await loop.create_connection(lambda: connection, self.address.host, self.address.port)
+                await self._connect(loop, connection)
         except TimeoutError:
             connection.abandon()
             raise Unreachable("the engine did not accept a connection in time") from None
+        except ssl.SSLError as error:
+            raise Unreachable(f"no TLS connection to the engine: {why(error)}") from None
         except (OSError, UnicodeError) as error:
             # UnicodeError: a host that is no name at all.
-            why = error.strerror if isinstance(error, OSError) else None
-            raise Unreachable(f"the engine cannot be reached: {why or type(error).__name__}") from None
+            reason = error.strerror if isinstance(error, OSError) else None
+            in_handshake = self.address.is_tls and isinstance(error, ConnectionResetError)
+            what = "no TLS connection to the engine" if in_handshake else "the engine cannot be reached"
+            raise Unreachable(f"{what}: {reason or type(error).__name__}") from None
         except asyncio.CancelledError:
             # The transport may be up already although nobody will ever get the connection.
             connection.abandon()
             raise
         return connection
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+        address = self.address
+        if address.path:
+            await loop.create_unix_connection(lambda: connection, address.path)
+        elif self._tls is None:
+            await loop.create_connection(lambda: connection, address.host, address.port)
+        else:
+            await loop.create_connection(
+                lambda: connection, address.host, address.port, ssl=self._tls(), server_hostname=address.host
+            )
 
     def put_back(self, connection: Connection) -> None:
         connection.idle_since = connection.loop.time()

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from serving.core.context import RequestContext
-from serving.core.outcomes import AttemptResult, Outcome
+from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 
 TTFT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 INTER_CHUNK_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
@@ -140,6 +140,18 @@ class Metrics:
             "Answers of another model than the one that was named: by an alias, or as a fallback.",
             ("asked", "served", "reason"),
         )
+        self.retries = BulkCounter("serving_retries", "Attempts that followed a failed one of the same request.", ())
+        self.retries_denied = BulkCounter(
+            "serving_retries_denied", "Failed attempts that another engine might have mended and that were final.", ("reason",)
+        )
+        self.retries.add((), 0)
+        for reason in RetryDenied:
+            self.retries_denied.add((reason,), 0)
+        self.traces = BulkCounter(
+            "serving_traces",
+            "Traced requests: `sent`, `dropped` since too many waited, or `refused` by the receiver.",
+            ("result",),
+        )
         self.tokens = BulkCounter(
             "serving_tokens", "Tokens as the engines counted them; `prompt` includes `cached`.", ("model", "pool", "kind")
         )
@@ -184,8 +196,9 @@ class Metrics:
             ("model", "pool"),
             REQUEST_SECONDS,
         )
-        counters = (self.requests, self.rejections, self.attempts, self.tokens, self.tokens_estimated, self.usage_unknown)
-        for collector in (*counters, self.other_models, self.ttft, self.inter_chunk, self.tpot, self.duration):
+        counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
+        tokens = (self.other_models, self.tokens, self.tokens_estimated, self.usage_unknown)
+        for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
             registry.register(collector)
 
     def attempt(self, pool: str, endpoint: str, result: AttemptResult) -> None:

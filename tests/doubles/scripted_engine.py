@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class ScriptedEngine:
         max_running: int | None = None,
         idle_close_seconds: float = 5.0,
         version: str = "0.32.0",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.models = list(models or ("tiny",))
         self.default = default or Script()
@@ -67,6 +69,7 @@ class ScriptedEngine:
         self.idle_close_seconds = idle_close_seconds
         self.prompt_tokens_details = prompt_tokens_details
         self.version = version
+        self.tls = tls
         self.log = EngineLog()
         self.metrics = EngineMetrics()
         self.prefix_cache = SimulatedPrefixCache(block_tokens) if prefix_caching else None
@@ -86,7 +89,7 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     def script(self, *scripts: Script) -> None:
         """Queue scripts for the next requests, one each."""
@@ -105,7 +108,7 @@ class ScriptedEngine:
         self._placeholder = None
         self.is_stopping = False
         self._started_seconds = int(time.time())
-        self._server = await asyncio.get_running_loop().create_server(self._accept, sock=listener, backlog=2048)
+        self._server = await asyncio.get_running_loop().create_server(self._accept, sock=listener, backlog=2048, ssl=self.tls)
 
     def refuse(self) -> None:
         """Close the port: new connections are refused until `start`; open ones live on. The port stays ours."""

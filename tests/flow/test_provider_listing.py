@@ -75,6 +75,9 @@ def listed(engine: ScriptedEngine, **sections: Any) -> Settings:
 async def test_a_listing_is_off_until_it_is_switched_on(engine: ScriptedEngine) -> None:
     async with RunningGateway(listed(engine, provider_listing={})) as gateway:
         assert (await ask(gateway.url, PATH)).status == 404
+        assert PATH not in (await ask(gateway.url, "/openapi.json")).json["paths"]
+    async with RunningGateway(listed(engine)) as gateway:
+        assert PATH in (await ask(gateway.url, "/openapi.json")).json["paths"]
 
 
 async def probed(gateway: RunningGateway) -> None:
