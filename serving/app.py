@@ -38,6 +38,7 @@ from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
 from serving.routing.choose import Chooser
+from serving.routing.models import public_models
 from serving.routing.retries import RetryBudget
 from serving.settings import LimitSettings, Settings, TracingSettings
 from serving.tenancy.estimates import TokenEstimates
@@ -64,9 +65,11 @@ class Gateway:
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         identities = Identities(settings.auth)
+        models = public_models(settings.models, (endpoint.model for endpoint in settings.endpoints))
         self.pipeline = Pipeline(
             identities=identities,
             admission=self.admission,
+            models=models,
             fleet=self.fleet,
             probe=self.probe,
             chooser=Chooser(),
@@ -81,6 +84,8 @@ class Gateway:
         )
         own_address = settings.server.operator_port is not None
         api = create_api(
+            models=models,
+            provider_listing=settings.provider_listing,
             fleet=self.fleet,
             identities=identities,
             metrics=None if own_address else self.metrics,
@@ -88,7 +93,9 @@ class Gateway:
             published=settings if settings.server.openapi else None,
         )
         api.router.lifespan_context = self._lifespan
-        self.operator_api = Named(create_operator_api(fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining))
+        self.operator_api = Named(
+            create_operator_api(models=models, fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
+        )
         self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
         self.application: Asgi = Cors(self.edge, origins) if origins else self.edge
@@ -286,7 +293,7 @@ def run_gateway(settings: Settings) -> int:
     set_up_logging(settings.logging.level, writer)
     gateway = create_app(settings, writer)
     if not settings.endpoints:
-        log.warning("no endpoints are set, so every request will be answered 404; list them under `endpoints`")
+        log.warning("no endpoints are set, so no request can be served; list them under `endpoints`")
     writer.on_drop = gateway.metrics.log_lines_dropped.inc
     server = Server(gateway)
     _open_file_limit(settings.limits)

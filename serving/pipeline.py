@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Incoming, Outgoing, RequestContext, Write
@@ -33,7 +35,9 @@ from serving.core.routes import supported
 from serving.engines.body import is_repeatable, prepare, understand
 from serving.engines.form_body import begin_form
 from serving.engines.passing import Passing
+from serving.engines.reasoning import with_reasoning
 from serving.engines.relay import Answer, EngineRefused, Relay
+from serving.engines.stand_in import address_to, bound_to_model
 from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
 from serving.engines.wire import AnswerTimedOut, RequestTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
@@ -41,6 +45,7 @@ from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
+from serving.routing.models import PublicModel
 from serving.routing.retries import RetryBudget
 from serving.settings import ParameterLimits, RelaySettings
 from serving.tenancy.estimates import TokenEstimates
@@ -57,6 +62,10 @@ RETRY_AFTER_SECONDS = 5
 """How long a client is asked to wait for a model whose engines are all away: a probe period and a little of a restart."""
 
 
+SERVED_MODEL_HEADER = b"x-served-model"
+"""Names the model that answered, where the client called it something else."""
+_HEADER_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
+"""Of the visible ASCII characters all but the sign that escapes the others."""
 PUBLISH_SECONDS = 0.02
 PUBLISH_REQUESTS = 200
 """How long, and how many, ended requests wait to be published; the most that are then a burst of about 3 ms."""
@@ -80,6 +89,7 @@ class Pipeline:
         *,
         identities: Identities,
         admission: Admission,
+        models: Mapping[str, PublicModel],
         fleet: Fleet,
         probe: Probe,
         chooser: Chooser,
@@ -95,6 +105,7 @@ class Pipeline:
     ) -> None:
         self._identities = identities
         self._admission = admission
+        self._models = models
         self._fleet = fleet
         self._probe = probe
         self._chooser = chooser
@@ -124,14 +135,22 @@ class Pipeline:
                 self._tracing.begin(ctx)
             ctx.tenant = self._identities.identify(ctx.credential)
             if ctx.route.form:
-                self._find_model(ctx, await begin_form(ctx, incoming.upload(), self._parameters, self._form_buffer_bytes))
+                model = self._find_model(
+                    ctx, await begin_form(ctx, incoming.upload(), self._parameters, self._form_buffer_bytes, self._served)
+                )
             else:
                 ctx.body = await incoming.body()
                 ctx.body_bytes = len(ctx.body)
-                self._find_model(ctx, understand(ctx, self._parameters))
+                model = self._find_model(ctx, understand(ctx, self._parameters))
                 prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
             passage.lease = self._admission.admit()
-            answer = await self._first_byte(passage)
+            self._retry_budget.request()
+            try:
+                answer = await self._first_byte(passage, self._max_attempts)
+            except RETRIED as error:
+                answer = await self._fall_back(passage, model, error)
+            if ctx.model != ctx.asked_model:
+                answer.headers.append((SERVED_MODEL_HEADER, quote(ctx.model, safe=_HEADER_SAFE).encode("ascii")))
             await self._relay_answer(passage, answer, outgoing)
         except RequestError as error:
             ctx.status, ctx.outcome = error.status, Outcome(error.outcome)
@@ -152,14 +171,24 @@ class Pipeline:
             if passage.answer is not None:
                 self._relay.close(passage.answer.exchange)
 
-    def _find_model(self, ctx: RequestContext, model: str) -> None:
-        if model not in self._fleet.snapshot.by_model:
+    def _find_model(self, ctx: RequestContext, name: str) -> PublicModel:
+        model = self._models.get(name)
+        if model is None:
             raise ModelNotFound(
-                f"The model {_shown(model)} does not exist here. GET /v1/models lists those that do.", param="model"
+                f"The model {_shown(name)} does not exist here. GET /v1/models lists those that do.", param="model"
             )
-        ctx.model = model
-        if ctx.route.task is not None and ctx.route.task not in self._fleet.snapshot.tasks(model):
+        ctx.asked_model, ctx.model = model.name, model.served
+        if ctx.route.tells_reasoning and model.reasoning_field != "reasoning":
+            ctx.reasoning_field = model.reasoning_field
+        tasks = self._fleet.snapshot.tasks(model.served)
+        if tasks and ctx.route.task is not None and ctx.route.task not in tasks:
             raise self._not_supported(ctx)
+        return model
+
+    def _served(self, name: str) -> str:
+        """The name by which engines know a model; unknown ones are refused later."""
+        model = self._models.get(name)
+        return name if model is None else model.served
 
     def _not_supported(self, ctx: RequestContext) -> RequestError:
         tasks = self._fleet.snapshot.tasks(ctx.model)
@@ -169,13 +198,41 @@ class Pipeline:
             can = ""
         else:
             can = f" It answers {', '.join(supported(tasks))}."
-        words = f"The model {_shown(ctx.model)} does not support {ctx.route.path}.{can}"
+        words = f"The model {_shown(ctx.asked_model)} does not support {ctx.route.path}.{can}"
         return NotFound(words, param="model", code="route_not_supported")
 
-    async def _first_byte(self, passage: Passage) -> Answer:
-        """Try endpoints, another one each time, until one answers. Nothing has gone to the client yet."""
+    async def _fall_back(self, passage: Passage, model: PublicModel, error: RequestError) -> Answer:
+        """Let another model answer, where the settings name one and the request can be understood by it.
+
+        All of them together add one attempt at most to those of the asked model. Raises: `error` when none of them answers:
+        what a model that nobody asked for says about the request is not the client's.
+        """
         ctx = passage.ctx
-        self._retry_budget.request()
+        if not model.fallbacks or bound_to_model(ctx):
+            raise error
+        ctx.fell_back = True
+        for name in model.fallbacks:
+            snapshot = self._fleet.snapshot
+            if not snapshot.candidates(name) or ctx.route.task not in (None, *snapshot.tasks(name)):
+                continue
+            if ctx.attempts > self._max_attempts or (ctx.attempts and not self._may_repeat(ctx, True)):
+                break
+            try:
+                address_to(ctx, name)
+                return await self._first_byte(passage, self._max_attempts + 1)
+            except (EngineTimedOut, DeadlineExceeded):
+                break
+            except RequestError as failure:
+                log.warning("fallback %s: %s", name, failure, extra={"request_id": ctx.request_id})
+        ctx.fell_back, ctx.model = False, model.served
+        raise error
+
+    async def _first_byte(self, passage: Passage, limit: int) -> Answer:
+        """Try endpoints of the model, another one each time, until one answers. Nothing has gone to the client yet.
+
+        `limit` holds for all attempts of the request, those at other models included.
+        """
+        ctx = passage.ctx
         # A kept connection may end without a word on whether the request was read: what must not be repeated gets a new one.
         repeatable = is_repeatable(ctx)
         error: RequestError | None = None
@@ -205,7 +262,7 @@ class Pipeline:
                 endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
-            most = max(self._max_attempts, 2) if again else self._max_attempts
+            most = max(limit, 2) if again else limit
             if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
@@ -272,7 +329,7 @@ class Pipeline:
         if status == 404:
             # The engine's own words list all names it serves.
             self._end_attempt(passage, AttemptResult.REFUSED)
-            return ModelNotFound(f"The model {_shown(ctx.model)} is not served by its engine.", param="model")
+            return ModelNotFound(f"The model {_shown(ctx.asked_model)} is not served by its engine.", param="model")
         if status in _CALLERS_FAULT:
             self._end_attempt(passage, AttemptResult.REFUSED)
             code = "context_length_exceeded" if "maximum context length" in words else None
@@ -289,8 +346,9 @@ class Pipeline:
             passage.view = view_of_whole(ctx.route.dialect, answer.first, told=answer.told)
             ctx.first_byte = ctx.last_byte = self._clock()
             self._settle(passage)
+            body = with_reasoning(answer.first, ctx.reasoning_field) if ctx.reasoning_field else answer.first
             await outgoing.start(answer.status, answer.headers)
-            await outgoing.send(answer.first, last=True)
+            await outgoing.send(body, last=True)
             return
         view = passage.view = view_of(ctx.route.dialect, is_stream=answer.is_stream, told=answer.told)
         passing = Passing(ctx, view, bounds_seconds=self._metrics.inter_chunk.bounds_seconds, clock=self._clock)

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
+from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models
 from serving.strict_yaml import read_yaml
 
 PREFIX = "SERVING_"
@@ -407,6 +408,9 @@ class Settings(BaseSettings):
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
+    models: dict[ModelName, ModelSettings] = {}
+    """By the name that clients use. What an endpoint serves needs no entry."""
+    provider_listing: ProviderListingSettings = ProviderListingSettings()
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -422,6 +426,13 @@ class Settings(BaseSettings):
                     f"endpoints: {first.name!r} and {endpoint.name!r} serve the model {endpoint.model!r} with different tasks; "
                     "give both the same tasks, or two models"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _known_models(self) -> Settings:
+        check_models(self.models, {endpoint.model: endpoint.name for endpoint in self.endpoints})
+        if self.provider_listing.enabled and not any(model.listing for model in self.models.values()):
+            raise ValueError("provider_listing.enabled: there is nothing to list; give a model a listing, as models.NAME.listing")
         return self
 
     @classmethod
@@ -555,12 +566,12 @@ def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         section = _model_of(field.annotation)
-        if section is not None and get_origin(field.annotation) is not tuple:
+        if section is not None and get_origin(field.annotation) not in (tuple, dict):
             yield from _paths(section, f"{prefix}{name}.")
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model that an annotation names, by itself or as the item of a tuple."""
+    """The model that an annotation names, by itself, as the item of a tuple, or as the value of a mapping."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -570,10 +581,15 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 def _fields_at(location: tuple[Any, ...]) -> list[str]:
     """The names of the fields of the section in which a location lies."""
     model: type[BaseModel] | None = Settings
+    is_key = False
     for part in location[:-1]:
-        if isinstance(part, str) and model is not None:
+        if is_key:
+            # The key of a mapping, whose values are sections.
+            is_key = False
+        elif isinstance(part, str) and model is not None:
             field = model.model_fields.get(part)
             model = _model_of(field.annotation) if field is not None else None
+            is_key = field is not None and get_origin(field.annotation) is dict
     return list(model.model_fields) if model is not None else []
 
 

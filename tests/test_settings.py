@@ -580,3 +580,54 @@ def test_endpoints_of_one_model_do_the_same(file_with: WriteFile) -> None:
     assert complaint(path) == (
         f"{path}: endpoints: 'e1' and 'e2' serve the model 'm' with different tasks; give both the same tasks, or two models"
     )
+
+
+# Models
+
+
+def test_models_come_as_json_too_and_over_those_of_the_file(file_with: WriteFile, set_variable: SetVariable) -> None:
+    path = file_with("models: {a: {}, b: {alias_of: a}}\n")
+    set_variable("SERVING_MODELS", '{"b": {"alias_of": "c"}, "c": {}}')
+    assert {name: model.alias_of for name, model in load_settings(path).models.items()} == {"a": None, "b": "c", "c": None}
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ("{a: {alias_of: b}}", "models.a.alias_of: 'b' is neither under models nor served by an endpoint"),
+        ("{a: {alias_of: a}}", "models.a.alias_of: goes round in a circle: a → a"),
+        ("{a: {alias_of: b}, b: {alias_of: c}, c: {alias_of: b}}", "models.a.alias_of: goes round in a circle: a → b → c → b"),
+        ("{a: {fallbacks: [tiny, b]}}", "models.a.fallbacks.1: 'b' is neither under models nor served by an endpoint"),
+        ("{a: {fallbacks: [a]}}", "models.a.fallbacks.0: 'a' is the model itself or one that stands there already"),
+        (
+            "{a: {fallbacks: [b]}, b: {alias_of: a}}",
+            "models.a.fallbacks.0: 'b' is the model itself or one that stands there already",
+        ),
+        (
+            "{a: {fallbacks: [tiny, b]}, b: {alias_of: tiny}}",
+            "models.a.fallbacks.1: 'b' is the model itself or one that stands there already",
+        ),
+        (
+            "{tiny: {alias_of: a}, a: {}}",
+            "models.tiny.alias_of: the endpoint e1 serves a model of that name; an alias needs its own",
+        ),
+        (
+            "{a: {alias_of: tiny, fallbacks: [tiny]}}",
+            "models.a: is an alias and has fallbacks; give them to the model that it stands for",
+        ),
+        ("{a: {alias_off: tiny}}", "models.a.alias_off: is not a setting; did you mean models.a.alias_of?"),
+        ("{a: {listing: {nam: A}}}", "models.a.listing.nam: is not a setting; did you mean models.a.listing.name?"),
+        (
+            "{a: {reasoning_field: thinking}}",
+            "models.a.reasoning_field: Input should be 'reasoning', 'reasoning_content' or 'both'",
+        ),
+    ],
+)
+def test_a_model_that_leads_nowhere_or_in_a_circle_is_refused(file_with: WriteFile, models: str, words: str) -> None:
+    path = file_with(f"endpoints: {ENDPOINTS}\nmodels: {models}\n")
+    assert f"{path}: {words}" in complaint(path).splitlines()
+
+
+def test_models_may_stand_in_for_each_other(file_with: WriteFile) -> None:
+    path = file_with("models: {a: {fallbacks: [b]}, b: {fallbacks: [a]}}\n")
+    assert load_settings(path).models["b"].fallbacks == ("a",)

@@ -11,7 +11,7 @@ from serving.core.context import Headers
 
 METHODS = b"GET, HEAD, POST, OPTIONS"
 REQUEST_HEADERS = b"Authorization, Content-Type"
-EXPOSED_HEADERS = b"X-Request-Id, X-Serving-Dropped-Fields, Retry-After"
+EXPOSED_HEADERS = b"X-Request-Id, X-Serving-Dropped-Fields, X-Served-Model, Retry-After"
 PREFLIGHT_SECONDS = b"7200"
 """How long a browser may remember a preflight; browsers cap it at about this themselves."""
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+(?:[ \t]*,[ \t]*[A-Za-z0-9_-]+)*")

@@ -8,8 +8,9 @@ from typing import Any
 
 import uvicorn
 
-from serving.api.edge import Asgi
-from serving.api.errors import error_body, error_headers
+from serving.api.edge import Asgi, request_id
+from serving.api.errors import whole_error
+from serving.api.family import dialect_of
 from serving.api.reply import Receive, Scope, Send
 from serving.core.errors import Unavailable
 from serving.settings import LimitSettings
@@ -46,8 +47,11 @@ def full(app: Asgi) -> Asgi:
             await app(scope, receive, send)
             return
         error = Unavailable("The gateway has too many connections.", code="too_many_connections", retry_after_seconds=1)
-        body = error_body(error)
-        await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, len(body))})
+        headers = dict(scope["headers"])
+        name = request_id(headers.get(b"x-request-id"))
+        body, fields = whole_error(error, dialect_of(scope["path"], headers), name)
+        fields.append((b"x-request-id", name.encode("ascii")))
+        await send({"type": "http.response.start", "status": error.status, "headers": fields})
         await send({"type": "http.response.body", "body": body})
 
     return answer

@@ -161,10 +161,15 @@ def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
 
 def _credential(route: Route, headers: dict[bytes, bytes]) -> str | None:
     """What the client shows of itself: a bearer credential, else a key where its API puts one."""
-    credential = bearer(headers.get(b"authorization"))
-    if credential is not None or route.dialect.key_header is None:
-        return credential
-    return headers.get(route.dialect.key_header, b"").strip().decode("utf-8", "surrogateescape") or None
+    return credential(headers.get(b"authorization"), headers.get(route.dialect.key_header) if route.dialect.key_header else None)
+
+
+def credential(authorization: bytes | None, key: bytes | None) -> str | None:
+    """The credential of an Authorization header, else the key of the header that an API has for it."""
+    found = bearer(authorization)
+    if found is not None or key is None:
+        return found
+    return key.strip().decode("utf-8", "surrogateescape") or None
 
 
 def bearer(authorization: bytes | None) -> str | None:

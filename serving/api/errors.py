@@ -9,23 +9,23 @@ from serving.core.errors import RequestError
 from serving.core.routes import OPENAI, Dialect
 
 _ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
 }
 
 
+def _anthropic_type(status: int) -> str:
+    return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
 def error_object(error: RequestError, dialect: Dialect = OPENAI, request_id: str = "") -> dict[str, object]:
     """All four fields of OpenAI's schema are always there; `code` and `param` are strings or null."""
     if dialect.name == "anthropic":
-        kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+        kind = _anthropic_type(error.status)
         return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.error_code}}
 
@@ -56,6 +56,15 @@ def error_headers(error: RequestError, length: int) -> Headers:
         headers.append((b"retry-after", b"%d" % error.retry_after_seconds))
     headers.extend((name.lower().encode("ascii"), value.encode("latin-1")) for name, value in error.headers.items())
     return headers
+
+
+def whole_error(error: RequestError, dialect: Dialect, request_id: str) -> tuple[bytes, Headers]:
+    """An error's body and headers where there is no request's context; the id stands where the dialect's clients look for it."""
+    body = error_body(error, dialect, request_id)
+    headers = error_headers(error, len(body))
+    if dialect.request_id_header is not None:
+        headers.append((dialect.request_id_header, request_id.encode("ascii")))
+    return body, headers
 
 
 class InternalFault(RequestError):

@@ -13,7 +13,8 @@ log = logging.getLogger("serving.api")
 class Named:
     """ASGI around an application: each of its answers carries `x-request-id`, the client's own where it is valid.
 
-    A fault is logged under that id; the application has answered it already.
+    The application finds it in its scope as `request_id`. A fault is logged under that id; the application has answered it
+    already.
     """
 
     def __init__(self, app: Asgi) -> None:
@@ -23,7 +24,7 @@ class Named:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        own_id = request_id(dict(scope["headers"]).get(b"x-request-id"))
+        own_id = scope["request_id"] = request_id(dict(scope["headers"]).get(b"x-request-id"))
         name = (b"x-request-id", own_id.encode("ascii"))
 
         async def named(message: Message) -> None:

@@ -41,7 +41,7 @@ SCHEMAS: Json = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)),
     "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT),
     "Usage": _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT),
-    "Model": _object(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, ready={"type": "boolean"}),
+    "Model": _object(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, root=_TEXT, ready={"type": "boolean"}),
     "ModelList": _object(object={"const": "list"}, data=_list(reference("Model"))),
     "Readiness": _object(
         status={"enum": ["ready", "not ready", "draining"]},
@@ -138,6 +138,13 @@ OWN_ROUTES: Mapping[str, OwnRoute] = {
         answer=_json(reference("Model")),
         statuses=(404,),
         parameters=({"name": "model", "in": "path", "required": True, "schema": _TEXT},),
+        wants_key=True,
+    ),
+    "/v1/providers/models": OwnRoute(
+        name="provider_listing",
+        summary="Models, prices and readiness for marketplaces, in OpenRouter's schema 2.4.",
+        tag="models",
+        answer=_json(_object(data=_list({"type": "object"}))),
         wants_key=True,
     ),
     "/livez": OwnRoute(

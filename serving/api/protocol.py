@@ -21,7 +21,9 @@ from uvicorn.server import ServerState
 
 from serving.api.cycle import Cycle, wake
 from serving.api.door import SURPLUS_CONNECTIONS, DoorConfig, full
-from serving.api.errors import error_body, error_headers
+from serving.api.edge import request_id
+from serving.api.errors import whole_error
+from serving.api.family import dialect_of
 from serving.core.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout, UrlTooLong
 from serving.core.field_lines import KnownLines
 from serving.core.routes import ROUTES
@@ -103,6 +105,7 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.url, self.headers = b"", []
         self._door = cast(DoorConfig, config).door
         self._limits = self._door.limits
         self._header_count = self._limits.header_count
@@ -383,10 +386,11 @@ class Connection(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
-        body = error_body(error)
+        name = request_id(None)
+        body, headers = whole_error(error, dialect_of(self.url.decode("latin-1"), dict(self.headers)), name)
         lines = [STATUS_LINE[error.status]]
-        for name, value in [*error_headers(error, len(body)), (b"connection", b"close")]:
-            lines += (name, b": ", value, b"\r\n")
+        for field, value in [*headers, (b"x-request-id", name.encode("ascii")), (b"connection", b"close")]:
+            lines += (field, b": ", value, b"\r\n")
         self.transport.write(b"".join([*lines, b"\r\n", body]))
         self._linger()
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from serving.api.edge import bearer
-from serving.api.errors import error_body, error_headers, internal_fault
+from serving.api.edge import credential
+from serving.api.errors import internal_fault, whole_error
+from serving.api.family import dialect_of
+from serving.api.listing import add_provider_listing
+from serving.api.models import add_models
 from serving.api.openapi import document
-from serving.core.clock import wall_seconds
-from serving.core.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, NotFound, RequestError
+from serving.core.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestError
 from serving.fleet.store import Fleet
+from serving.model_settings import ProviderListingSettings
 from serving.observability.metrics import Metrics
+from serving.routing.models import PublicModel
 from serving.settings import Settings
 from serving.tenancy.identities import Identities
 
 
 def create_api(
     *,
+    models: Mapping[str, PublicModel],
+    provider_listing: ProviderListingSettings,
     fleet: Fleet,
     identities: Identities,
     metrics: Metrics | None,
@@ -33,51 +39,34 @@ def create_api(
     With `published`, it tells the OpenAPI document of a gateway with these settings.
     """
     api = _bare_api()
-    _add_probes(api, fleet, draining)
+    _add_probes(api, models, fleet, draining)
     if metrics is not None:
         _add_metrics(api, metrics)
-    created_seconds = int(wall_seconds())
-
-    def card(model: str) -> dict[str, object]:
-        return {
-            "id": model,
-            "object": "model",
-            "created": created_seconds,
-            "owned_by": "serving",
-            "ready": fleet.snapshot.ready(model),
-            "tasks": list(fleet.snapshot.tasks(model)),
-        }
 
     def identify(request: Request) -> None:
-        authorization = request.headers.get("authorization")
-        identities.identify(bearer(authorization.encode("latin-1") if authorization is not None else None))
+        authorization, key = request.headers.get("authorization"), request.headers.get("x-api-key")
+        identities.identify(credential(_bytes(authorization), _bytes(key)))
 
-    @api.api_route("/v1/models", methods=["GET", "HEAD"])
-    async def list_models(request: Request) -> dict[str, object]:
-        identify(request)
-        return {"object": "list", "data": [card(model) for model in fleet.snapshot.by_model]}
-
-    @api.api_route("/v1/models/{model:path}", methods=["GET", "HEAD"])
-    async def retrieve_model(request: Request, model: str) -> dict[str, object]:
-        identify(request)
-        if model not in fleet.snapshot.by_model:
-            raise ModelNotFound("The model does not exist here. GET /v1/models lists those that do.", param="model")
-        return card(model)
-
+    add_models(api, models=models, fleet=fleet, identify=identify)
+    add_provider_listing(api, settings=provider_listing, models=models, fleet=fleet, identify=identify)
     if published is not None:
         _add_document(api, published)
     return api
 
 
-def create_operator_api(*, fleet: Fleet, metrics: Metrics, draining: Callable[[], bool]) -> FastAPI:
+def create_operator_api(
+    *, models: Mapping[str, PublicModel], fleet: Fleet, metrics: Metrics, draining: Callable[[], bool]
+) -> FastAPI:
     """What operators see at an address of their own."""
     api = _bare_api()
-    _add_probes(api, fleet, draining)
+    _add_probes(api, models, fleet, draining)
     _add_metrics(api, metrics)
     return api
 
 
-def _add_probes(api: FastAPI, fleet: Fleet, draining: Callable[[], bool]) -> None:
+def _add_probes(api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, draining: Callable[[], bool]) -> None:
+    served = tuple(dict.fromkeys(model.served for model in models.values()))
+
     @api.api_route("/livez", methods=["GET", "HEAD"])
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
@@ -90,7 +79,7 @@ def _add_probes(api: FastAPI, fleet: Fleet, draining: Callable[[], bool]) -> Non
         response.status_code = 200 if ready else 503
         return {
             "status": "draining" if draining() else "ready" if ready else "not ready",
-            "models": {model: snapshot.ready(model) for model in snapshot.by_model},
+            "models": {model: snapshot.ready(model) for model in served},
         }
 
 
@@ -117,26 +106,31 @@ def _bare_api() -> FastAPI:
     api = FastAPI(title="serving", redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None)
 
     @api.exception_handler(RequestError)
-    async def request_error(_: Request, error: RequestError) -> Response:
-        return _response(error)
+    async def request_error(request: Request, error: RequestError) -> Response:
+        return _response(request, error)
 
     @api.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
-            return _response(NotFound("There is no such route here."))
+            return _response(request, NotFound("There is no such route here."))
         if error.status_code == 405:
-            return _response(MethodNotAllowed("The route does not take this method.", headers=error.headers))
-        return _response(InvalidRequest("The request cannot be read."))
+            return _response(request, MethodNotAllowed("The route does not take this method.", headers=error.headers))
+        return _response(request, InvalidRequest("The request cannot be read."))
 
     @api.exception_handler(Exception)
-    async def fault(_: Request, __: Exception) -> Response:
-        return _response(internal_fault())
+    async def fault(request: Request, _: Exception) -> Response:
+        return _response(request, internal_fault())
 
     return api
 
 
-def _response(error: RequestError) -> Response:
-    body = error_body(error)
+def _response(request: Request, error: RequestError) -> Response:
+    dialect = dialect_of(request.url.path, (name for name, _ in request.headers.raw))
+    body, headers = whole_error(error, dialect, request.scope["request_id"])
     response = Response(body, status_code=error.status)
-    response.raw_headers = error_headers(error, len(body))
+    response.raw_headers = headers
     return response
+
+
+def _bytes(header: str | None) -> bytes | None:
+    return None if header is None else header.encode("latin-1")

@@ -81,7 +81,13 @@ class RequestContext:
     hides_usage: bool = False
     """The stream's usage event was asked for by the gateway and is not the client's."""
     model: str = ""
-    """Empty until it is known to be a model of this fleet, so that it can be a label."""
+    """The model whose engines are asked. Empty until it is known to be a model of this fleet, so that it can be a label."""
+    asked_model: str = ""
+    """What the client calls the model; another name where that is an alias, or where a fallback was taken. Known, too."""
+    fell_back: bool = False
+    """The model is one that stands in for the one that was asked for."""
+    reasoning_field: str = ""
+    """Where the client looks for the text of the model's reasoning; empty where the engine's own field is right."""
     stream: bool = False
     pool: str = ""
     endpoint: str = ""

@@ -147,6 +147,8 @@ class Route:
     """Whether a stream tells its usage only when `stream_options.include_usage` asks for it."""
     silent_events: int = 0
     """Events at a stream's start that look as if they held a token and do not."""
+    tells_reasoning: bool = False
+    """Whether the text of a model's reasoning stands in a field that clients know by two names."""
     path_bytes: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,6 +164,7 @@ CHAT_COMPLETIONS = Route(
     required=(_MESSAGES,),
     usage_option=True,
     silent_events=1,
+    tells_reasoning=True,
 )
 COMPLETIONS = Route(
     "completions",

@@ -96,6 +96,8 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
         ctx.dropped_fields = tuple(sorted({name if name in GATEWAY_ONLY else GATEWAY_ONLY_PREFIX for name in edit.drop}))
     if ctx.stream and ctx.route.usage_option:
         _ask_for_usage(ctx, document, edit)
+    if ctx.model != ctx.asked_model:
+        edit.put["model"] = orjson.dumps(ctx.model)
     edit.put.update(ctx.route.forced)
     if ctx.route.usage_header is not None and document.get("encoding_format") == "bytes_only":
         # The same body as `bytes`, which tells its usage in a header.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from serving.core.context import RequestContext, Upload
 from serving.core.errors import InvalidRequest
@@ -18,13 +19,15 @@ _DROPPED = GATEWAY_ONLY | {"cache_salt"}
 _SWITCHES = ("stream", "stream_include_usage", "stream_continuous_usage_stats")
 
 
-async def begin_form(ctx: RequestContext, upload: Upload, limits: ParameterLimits, buffer_bytes: int) -> str:
-    """Read a form up to what routing needs, and return the model that is asked for.
+async def begin_form(
+    ctx: RequestContext, upload: Upload, limits: ParameterLimits, buffer_bytes: int, served: Callable[[str], str]
+) -> str:
+    """Read a form up to what routing needs, and return the model that is asked for. `served`: a model's name for engines.
 
     The whole of it if it is small, which then is like any other body. Else, as soon as the model is known, what is here goes into
     `ctx.body`, and `ctx.rest` brings the rest while the engine takes it. Raises: RequestError.
     """
-    body = FormBody(ctx, upload, limits)
+    body = FormBody(ctx, upload, limits, served)
     held: list[bytes] = []
     held_bytes, whole = 0, False
     while not whole and (held_bytes <= buffer_bytes or not body.model):
@@ -40,7 +43,8 @@ async def begin_form(ctx: RequestContext, upload: Upload, limits: ParameterLimit
 class FormBody:
     """One request's form: reads it on demand and takes note in `ctx` of what it says."""
 
-    def __init__(self, ctx: RequestContext, upload: Upload, limits: ParameterLimits) -> None:
+    def __init__(self, ctx: RequestContext, upload: Upload, limits: ParameterLimits, served: Callable[[str], str]) -> None:
+        self._served = served
         self.model = ""
         """Empty until it was read; it may stand behind the file."""
         self.begun = False
@@ -81,11 +85,13 @@ class FormBody:
             raise InvalidRequest("The field 'file' must be a file, with a filename.", param="file")
         if name == "model":
             self.model = value
-        elif name in _SWITCHES:
+            # An alias is left out here; the name that engines know follows at the end.
+            return self._served(value) == value
+        if name in _SWITCHES:
             self._switches[name] = _switch(name, value)
             # Our own may follow, at the end, where it is known whether this is a stream.
             return name != "stream_include_usage"
-        elif name in self._bounds:
+        if name in self._bounds:
             _check_integer(name, value, *self._bounds[name])
         return True
 
@@ -105,6 +111,8 @@ class FormBody:
             include_usage = True
         if include_usage is not None:
             more["stream_include_usage"] = "true" if include_usage else "false"
+        if (served := self._served(self.model)) != self.model:
+            more["model"] = served
         end = self._form.finish(more)
         if not self.model:
             raise InvalidRequest("The field 'model' is missing: name one of GET /v1/models.", param="model")

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from serving.core.clock import Clock
 from serving.core.context import RequestContext, Write
+from serving.engines.reasoning import ReasoningLines, WholeReasoning
 from serving.engines.view import USAGE, AnswerView, HiddenUsage, WholeView
 
 
 class Passing:
     """The path of one answer's pieces. Holds no bytes but those of an event that is not complete yet."""
 
-    __slots__ = ("_bounds_seconds", "_clock", "_ctx", "_hidden", "_intervals", "view")
+    __slots__ = ("_bounds_seconds", "_clock", "_ctx", "_edit", "_intervals", "view")
 
     def __init__(
         self, ctx: RequestContext, view: AnswerView | WholeView, *, bounds_seconds: Sequence[float], clock: Clock
     ) -> None:
         self.view = view
         self._ctx = ctx
-        self._hidden = HiddenUsage() if ctx.hides_usage and view.is_stream else None
+        self._edit = _edit_of(ctx, is_stream=view.is_stream)
         self._bounds_seconds = bounds_seconds
         self._intervals: list[int] | None = None
         self._clock = clock
@@ -38,7 +40,7 @@ class Passing:
                 ctx.first_token = now
                 self._intervals = ctx.chunk_intervals = [0] * (len(self._bounds_seconds) + 1)
             ctx.last_byte = now
-        return data if self._hidden is None else self._hidden.feed(data, last=last)
+        return data if self._edit is None else self._edit.feed(data, last=last)
 
     def to(self, write: Write, on_done: Callable[[], None]) -> Write:
         """A function that takes a piece and writes what of it the client gets.
@@ -49,6 +51,15 @@ class Passing:
         ctx, view, clock = self._ctx, self.view, self._clock
         dialect, bounds_seconds, intervals = ctx.route.dialect, self._bounds_seconds, self._intervals
         plain, plain_lines = dialect.plain, dialect.plain_lines
+
+        def pass_edited(data: bytes, framed: bytes | None) -> bool:
+            out = self.take(data, last=False)
+            if view.done:
+                on_done()
+            return write(out, framed if out is data else None)
+
+        if ctx.reasoning_field:
+            return pass_edited
 
         def pass_on(data: bytes, framed: bytes | None) -> bool:
             nonlocal intervals
@@ -65,11 +76,9 @@ class Passing:
                 intervals[bisect_left(bounds_seconds, now - ctx.last_byte)] += 1
                 ctx.last_byte = now
                 return write(data, framed)
-            out = self.take(data, last=False)
+            has_room = pass_edited(data, framed)
             intervals = self._intervals
-            if view.done:
-                on_done()
-            return write(out, framed if out is data else None)
+            return has_room
 
         return pass_on
 
@@ -78,3 +87,18 @@ class Passing:
         """Whether the answer may end here: a stream must have said that it is done, or that it failed."""
         view = self.view
         return view.done or view.failed or not view.is_stream
+
+
+class _Edit(Protocol):
+    """What changes an answer on its way."""
+
+    def feed(self, data: bytes, *, last: bool) -> bytes:
+        """What of the answer may go out now. `last`: nothing more comes."""
+        ...
+
+
+def _edit_of(ctx: RequestContext, *, is_stream: bool) -> _Edit | None:
+    hidden = HiddenUsage() if ctx.hides_usage and is_stream else None
+    if not ctx.reasoning_field:
+        return hidden
+    return ReasoningLines(ctx.reasoning_field, hidden) if is_stream else WholeReasoning(ctx.reasoning_field)

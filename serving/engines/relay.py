@@ -118,8 +118,8 @@ class Relay:
                 if name in PASSED_HEADERS:
                     headers.append((name, value))
                     is_stream = is_stream or (name == b"content-type" and value.startswith(b"text/event-stream"))
-            if is_stream:
-                # Its length may change on the way, by an event that is ours or one that says that it broke off.
+            if is_stream or ctx.reasoning_field:
+                # Its length may change on the way: by an event that is ours, one that says that it broke off, or a field's name.
                 headers = [(name, value) for name, value in headers if name != b"content-length"]
             if is_stream and first.startswith(ctx.route.dialect.error):
                 raise _refusal(500, [], first.partition(b"data: ")[2].partition(b"\n")[0], in_stream=True)

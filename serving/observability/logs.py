@@ -140,6 +140,7 @@ def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, A
         "route": ctx.route.name,
         "tenant": ctx.tenant,
         "model": ctx.model,
+        "asked_model": ctx.asked_model,
         "endpoint": ctx.endpoint,
         "attempts": ctx.attempts,
         "stream": ctx.stream,

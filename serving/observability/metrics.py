@@ -135,6 +135,11 @@ class Metrics:
             "Attempts at engines, by result; `unreachable` ones never became a request.",
             ("pool", "endpoint", "result"),
         )
+        self.other_models = BulkCounter(
+            "serving_other_model_answers",
+            "Answers of another model than the one that was named: by an alias, or as a fallback.",
+            ("asked", "served", "reason"),
+        )
         self.retries = BulkCounter("serving_retries", "Attempts that followed a failed one of the same request.", ())
         self.retries_denied = BulkCounter(
             "serving_retries_denied", "Failed attempts that another engine might have mended and that were final.", ("reason",)
@@ -195,7 +200,7 @@ class Metrics:
             REQUEST_SECONDS,
         )
         counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
-        tokens = (self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
+        tokens = (self.other_models, self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
         for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
             registry.register(collector)
 
@@ -206,6 +211,8 @@ class Metrics:
         """Publish what is known about a request that has ended at `ended` monotonic seconds."""
         assert ctx.outcome is not None
         self.requests.add((ctx.model, ctx.route.name, ctx.outcome))
+        if ctx.model != ctx.asked_model and ctx.first_byte:
+            self.other_models.add((ctx.asked_model, ctx.model, "fallback" if ctx.fell_back else "alias"))
         if not ctx.first_byte or not ctx.route.runs_model:
             return
         model, pool = labels = (ctx.model, ctx.pool)

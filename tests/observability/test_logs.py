@@ -191,7 +191,7 @@ def ended(**fields: Any) -> RequestContext:
     ctx = RequestContext("r1", CHAT_COMPLETIONS, "sk-secret", 1.0)
     ctx.body = b'{"messages": [{"content": "my prompt"}]}'
     ctx.document = {"messages": [{"content": "my prompt"}]}
-    ctx.tenant, ctx.model, ctx.endpoint = "red", "tiny", "e1"
+    ctx.tenant, ctx.model, ctx.asked_model, ctx.endpoint = "red", "tiny", "small", "e1"
     ctx.outcome, ctx.status, ctx.first_byte = Outcome.OK, 200, 1.25
     ctx.usage = Usage(100, 60, 4)
     for name, value in fields.items():
@@ -209,6 +209,7 @@ def test_a_requests_line_says_how_it_went() -> None:
         "route": "chat_completions",
         "tenant": "red",
         "model": "tiny",
+        "asked_model": "small",
         "endpoint": "e1",
         "attempts": 0,
         "stream": False,

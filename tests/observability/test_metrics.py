@@ -40,6 +40,7 @@ def settled(**fields: Any) -> Metrics:
     ctx = RequestContext("r1", CHAT_COMPLETIONS, None, 1.0)
     known: dict[str, Any] = {
         "model": "tiny",
+        "asked_model": "tiny",
         "pool": "default",
         "outcome": Outcome.OK,
         "first_byte": 2.0,
