@@ -31,7 +31,7 @@ from serving.core.errors import (
     UnsupportedMedia,
 )
 from serving.core.outcomes import Outcome
-from serving.core.routes import ROUTES, Route
+from serving.core.routes import ROUTES, Dialect, Route
 from serving.pipeline import AnswerCut, Pipeline
 from serving.settings import LimitSettings, RelaySettings
 
@@ -144,19 +144,19 @@ def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
     return RequestContext(
         request_id=request_id,
         route=route,
-        credential=_credential(route, headers),
+        credential=credential(route.dialect, headers),
         arrived=monotonic(),
         traceparent=traceparent.decode("ascii") if traced and traceparent else None,
         tracestate=tracestate.decode("ascii") if traced and _TRACESTATE.fullmatch(tracestate) else None,
     )
 
 
-def _credential(route: Route, headers: dict[bytes, bytes]) -> str | None:
+def credential(dialect: Dialect, headers: dict[bytes, bytes]) -> str | None:
     """What the client shows of itself: a bearer credential, else a key where its API puts one."""
-    credential = bearer(headers.get(b"authorization"))
-    if credential is not None or route.dialect.key_header is None:
-        return credential
-    return headers.get(route.dialect.key_header, b"").strip().decode("utf-8", "surrogateescape") or None
+    token = bearer(headers.get(b"authorization"))
+    if token is not None or dialect.key_header is None:
+        return token
+    return headers.get(dialect.key_header, b"").strip().decode("utf-8", "surrogateescape") or None
 
 
 def bearer(authorization: bytes | None) -> str | None:

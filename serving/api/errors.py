@@ -26,7 +26,8 @@ def error_object(error: RequestError, dialect: Dialect = OPENAI, request_id: str
     """All four fields of OpenAI's schema are always there; `code` and `param` are strings or null."""
     if dialect.name == "anthropic":
         kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+        shown: dict[str, object] = {"type": "error", "error": {"type": kind, "message": error.message}}
+        return {**shown, "request_id": request_id} if request_id else shown
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.error_code}}
 
 

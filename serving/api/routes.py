@@ -7,10 +7,9 @@ from collections.abc import Callable
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from serving.api.edge import bearer
 from serving.api.errors import error_body, error_headers, internal_fault
-from serving.core.clock import wall_seconds
-from serving.core.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, NotFound, RequestError
+from serving.api.models import add_models, dialect_of
+from serving.core.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestError
 from serving.fleet.store import Fleet
 from serving.observability.metrics import Metrics
 from serving.tenancy.identities import Identities
@@ -22,33 +21,7 @@ def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics | None,
     _add_probes(api, fleet, draining)
     if metrics is not None:
         _add_metrics(api, metrics)
-    created_seconds = int(wall_seconds())
-
-    def card(model: str) -> dict[str, object]:
-        return {
-            "id": model,
-            "object": "model",
-            "created": created_seconds,
-            "owned_by": "serving",
-            "ready": fleet.snapshot.ready(model),
-        }
-
-    def identify(request: Request) -> None:
-        authorization = request.headers.get("authorization")
-        identities.identify(bearer(authorization.encode("latin-1") if authorization is not None else None))
-
-    @api.api_route("/v1/models", methods=["GET", "HEAD"])
-    async def list_models(request: Request) -> dict[str, object]:
-        identify(request)
-        return {"object": "list", "data": [card(model) for model in fleet.snapshot.by_model]}
-
-    @api.api_route("/v1/models/{model:path}", methods=["GET", "HEAD"])
-    async def retrieve_model(request: Request, model: str) -> dict[str, object]:
-        identify(request)
-        if model not in fleet.snapshot.by_model:
-            raise ModelNotFound("The model does not exist here. GET /v1/models lists those that do.", param="model")
-        return card(model)
-
+    add_models(api, fleet, identities)
     return api
 
 
@@ -85,30 +58,30 @@ def _add_metrics(api: FastAPI, metrics: Metrics) -> None:
 
 
 def _bare_api() -> FastAPI:
-    """An application without routes, whose every error is the error object."""
+    """An application without routes, whose every error is the error object of the API whose client asks."""
     api = FastAPI(title="serving", redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None)
 
     @api.exception_handler(RequestError)
-    async def request_error(_: Request, error: RequestError) -> Response:
-        return _response(error)
+    async def request_error(request: Request, error: RequestError) -> Response:
+        return _response(request, error)
 
     @api.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
-            return _response(NotFound("There is no such route here."))
+            return _response(request, NotFound("There is no such route here."))
         if error.status_code == 405:
-            return _response(MethodNotAllowed("The route does not take this method.", headers=error.headers))
-        return _response(InvalidRequest("The request cannot be read."))
+            return _response(request, MethodNotAllowed("The route does not take this method.", headers=error.headers))
+        return _response(request, InvalidRequest("The request cannot be read."))
 
     @api.exception_handler(Exception)
-    async def fault(_: Request, __: Exception) -> Response:
-        return _response(internal_fault())
+    async def fault(request: Request, _: Exception) -> Response:
+        return _response(request, internal_fault())
 
     return api
 
 
-def _response(error: RequestError) -> Response:
-    body = error_body(error)
+def _response(request: Request, error: RequestError) -> Response:
+    body = error_body(error, dialect_of(request))
     response = Response(body, status_code=error.status)
     response.raw_headers = error_headers(error, len(body))
     return response

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -78,6 +79,30 @@ async def test_a_model_without_a_ready_engine_is_listed_as_such(serve: Serve, mo
         await _probed(models_engine)
         (card,) = (await ask(gateway.url, "/v1/models")).json["data"]
     assert (card["id"], card["ready"]) == (MODEL, False)
+
+
+async def test_anthropics_clients_get_its_cards_and_its_errors(serve: Serve) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    async with serve(auth={"api_key": "sk-right"}) as gateway:
+        key = version | {"x-api-key": "sk-right"}
+        page = (await ask(gateway.url, "/v1/models", headers=key)).json
+        card = (await ask(gateway.url, f"/v1/models/{MODEL}", headers=key)).json
+        assert (page["data"], page["has_more"], page["first_id"], page["last_id"]) == ([card], False, MODEL, MODEL)
+        assert datetime.fromisoformat(card.pop("created_at")).tzinfo is not None
+        assert card == {"id": MODEL, "type": "model", "display_name": MODEL, "lifecycle": "active", "ready": True}
+        for path, headers, status, kind in (
+            ("/v1/models", version, 401, "authentication_error"),
+            ("/v1/models", version | {"x-api-key": "sk-wrong"}, 401, "authentication_error"),
+            ("/v1/models/nope", key, 404, "not_found_error"),
+            ("/v1/nope", key, 404, "not_found_error"),
+        ):
+            response = await ask(gateway.url, path, headers=headers)
+            assert response.status == status
+            assert set(response.json) == {"type", "error"}
+            assert response.json["error"].keys() == {"type", "message"}
+            assert (response.json["type"], response.json["error"]["type"]) == ("error", kind)
+        without = await ask(gateway.url, "/v1/models", headers={"x-api-key": "sk-right"})
+        assert (without.status, without.json["error"]["code"]) == (401, "missing_api_key")
 
 
 async def _probed(engine: ScriptedEngine) -> None:
