@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.clients.programs import NODE_CLIENTS, PYTHON, Client, Program
-
-HERE = Path(__file__).parent
+from tests.clients.programs import HERE, NODE_CLIENTS, PYTHON, Client, Program
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

