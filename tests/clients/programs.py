@@ -65,27 +65,21 @@ def _node(name: str) -> tuple[str, ...]:
     return (str(NODE), str(NODE_CLIENTS / name))
 
 
+_OPENAI_ERRORS = {
+    "bad_request": ("BadRequestError", "context_length_exceeded"),
+    "wrong_key": ("AuthenticationError", "invalid_api_key"),
+    "unknown_model": ("NotFoundError", "model_not_found"),
+}
+_ANTHROPIC_ERRORS = {
+    "bad_request": ("BadRequestError", "invalid_request_error"),
+    "wrong_key": ("AuthenticationError", "authentication_error"),
+    "unknown_model": ("NotFoundError", "not_found_error"),
+}
 CLIENTS = {
-    "openai-node": Client(
-        command=_node("with_openai.mjs"),
-        api="chat",
-        cut="length",
-        errors={
-            "bad_request": ("BadRequestError", "context_length_exceeded"),
-            "wrong_key": ("AuthenticationError", "invalid_api_key"),
-            "unknown_model": ("NotFoundError", "model_not_found"),
-        },
-    ),
-    "anthropic-node": Client(
-        command=_node("with_anthropic.mjs"),
-        api="messages",
-        cut="max_tokens",
-        errors={
-            "bad_request": ("BadRequestError", "invalid_request_error"),
-            "wrong_key": ("AuthenticationError", "authentication_error"),
-            "unknown_model": ("NotFoundError", "not_found_error"),
-        },
-    ),
+    "openai": Client(command=_python("with_openai.py"), api="chat", cut="length", errors=_OPENAI_ERRORS),
+    "openai-node": Client(command=_node("with_openai.mjs"), api="chat", cut="length", errors=_OPENAI_ERRORS),
+    "anthropic": Client(command=_python("with_anthropic.py"), api="messages", cut="max_tokens", errors=_ANTHROPIC_ERRORS),
+    "anthropic-node": Client(command=_node("with_anthropic.mjs"), api="messages", cut="max_tokens", errors=_ANTHROPIC_ERRORS),
     "ai-sdk": Client(
         command=_node("with_ai.mjs"),
         api="chat",
