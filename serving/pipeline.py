@@ -123,7 +123,9 @@ class Pipeline:
             ctx.outcome = Outcome.ENGINE_TIMEOUT if timed_out else Outcome.TRUNCATED
             raise
         except asyncio.CancelledError:
-            ctx.outcome = ctx.interruption or Outcome.SHUTDOWN
+            if not passage.settled:
+                # Else the whole answer is out, as far as it matters: its client leaves while the engine's last bytes come.
+                ctx.outcome = ctx.interruption or Outcome.SHUTDOWN
             raise
         except BaseException:
             ctx.outcome = Outcome.INTERNAL_ERROR

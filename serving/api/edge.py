@@ -56,7 +56,8 @@ class Edge:
         self._limits = limits
         self._client_write_timeout_seconds = relay.client_write_timeout_seconds
         self._comment_seconds = relay.keep_alive_comment_seconds
-        self._active: set[Visit] = set()
+        self._active: dict[object, Visit] = {}
+        """By the server's cycle, where there is one."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -75,13 +76,14 @@ class Edge:
         assert task is not None
         cycle = cycle_of(receive)
         visit = Visit(ctx, reply, task, receive, cycle)
-        self._active.add(visit)
+        key = cycle or visit
+        self._active[key] = visit
         self._idle.clear()
         try:
             await self._serve(visit, Body(headers, receive, self._limits, whole=cycle is not None and not cycle.more_body))
         finally:
             visit.close()
-            self._active.discard(visit)
+            del self._active[key]
             if not self._active:
                 self._idle.set()
 
@@ -122,10 +124,16 @@ class Edge:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = monotonic()
-            for visit in list(self._active):
+            for visit in list(self._active.values()):
                 visit.check(now - self._client_write_timeout_seconds)
                 if self._comment_seconds is not None and visit.silent_since < now - self._comment_seconds:
                     visit.comment()
+
+    def gone(self, cycle: RequestResponseCycle) -> None:
+        """The client's connection ended inside that request: what it holds is needed for the next one, not a sweep later."""
+        visit = self._active.get(cycle)
+        if visit is not None:
+            visit.gone()
 
     async def idle(self, timeout_seconds: float) -> None:
         """Wait until no request is under way, at most this long."""
@@ -196,9 +204,13 @@ class Visit:
     def check(self, blocked_since: float) -> None:
         """End the request if its client has left, or if the send under way began before that time."""
         if self._cycle is not None and (self._cycle.disconnected or self._left_behind(self._cycle)):
-            self._interrupt(Outcome.CLIENT_CANCELLED)
+            self.gone()
         elif 0 < self.reply.blocked_since < blocked_since:
             self._interrupt(Outcome.CLIENT_SLOW)
+
+    def gone(self) -> None:
+        """The client has left."""
+        self._interrupt(Outcome.CLIENT_CANCELLED)
 
     @staticmethod
     def _left_behind(cycle: RequestResponseCycle) -> bool:
@@ -229,7 +241,7 @@ class Visit:
     async def _wait_for_end(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._interrupt(Outcome.CLIENT_CANCELLED)
+        self.gone()
 
     def _interrupt(self, why: Outcome) -> None:
         slow = why is Outcome.CLIENT_SLOW

@@ -125,6 +125,7 @@ class Connection(HttpToolsProtocol):
             # uvicorn tells only the last one.
             cycle.disconnected = True
             cycle.message_event.set()
+            self._door.on_gone(cycle)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
