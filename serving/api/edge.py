@@ -123,11 +123,15 @@ class Edge:
         """Look after all clients, four times a second for as long as the application runs: who left, who takes no bytes."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = monotonic()
-            for visit in list(self._active.values()):
-                visit.check(now - self._client_write_timeout_seconds)
-                if self._comment_seconds is not None and visit.silent_since < now - self._comment_seconds:
-                    visit.comment()
+            self._look()
+
+    def _look(self) -> None:
+        """One sweep; in a frame of its own, so that the last visit is not held until the next one."""
+        now = monotonic()
+        for visit in list(self._active.values()):
+            visit.check(now - self._client_write_timeout_seconds)
+            if self._comment_seconds is not None and visit.silent_since < now - self._comment_seconds:
+                visit.comment()
 
     def gone(self, cycle: RequestResponseCycle) -> None:
         """The client's connection ended inside that request: what it holds is needed for the next one, not a sweep later."""

@@ -171,11 +171,15 @@ class Relay:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            for exchange in list(self._exchanges):
-                if exchange.overdue:
-                    exchange.fail(AnswerTimedOut("the engine was silent for too long"))
-            for pool in self._pools.values():
-                pool.close_idle(self._settings.idle_connection_seconds)
+            self._look()
+
+    def _look(self) -> None:
+        """One sweep; in a frame of its own, so that the last exchange is not held until the next one."""
+        for exchange in list(self._exchanges):
+            if exchange.overdue:
+                exchange.fail(AnswerTimedOut("the engine was silent for too long"))
+        for pool in self._pools.values():
+            pool.close_idle(self._settings.idle_connection_seconds)
 
 
 async def _read_bounded(exchange: Exchange, limit_bytes: int) -> tuple[bytes, bool]:

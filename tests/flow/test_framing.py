@@ -52,7 +52,7 @@ async def test_o_http_1_an_engines_error_on_a_stream_is_framed_anew(
 ) -> None:
     """The engine's words come in a body of another length than its own."""
     body = json.dumps({"error": {"message": REASON, "type": "BadRequestError", "param": None, "code": 400}}).encode()
-    engine.default = Script(status=400, body=body, framing=framing)  # type: ignore[arg-type]
+    engine.default = Script(status=400, body=body, framing=framing)
     async with gateway_over({"e1": engine}) as gateway, RawClient(gateway.url) as client:
         for _ in range(2):
             response = await client.ask(path, asking(path, stream=True))

@@ -53,7 +53,7 @@ async def test_o_can_1_a_client_that_closes_its_pool_is_gone(gateway_over: Gatew
         async with gateway_over({"e1": first, "e2": second}) as gateway:
             client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0)
             assert (await client.models.list()).data
-            asking_now = asyncio.create_task(client.chat.completions.create(model="tiny", messages=TURNS))  # type: ignore[arg-type]
+            asking_now = asyncio.create_task(client.chat.completions.create(model="tiny", messages=TURNS))
             record = await first.request_arrived(1)
             asking_now.cancel()
             await asyncio.wait({asking_now})
