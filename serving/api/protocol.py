@@ -272,7 +272,8 @@ class Connection(HttpToolsProtocol):
         lines = [STATUS_LINE[error.status]]
         for name, value in [*error_headers(error, len(body)), (b"connection", b"close")]:
             lines += (name, b": ", value, b"\r\n")
-        self.transport.write(b"".join([*lines, b"\r\n", body]))
+        is_head = self.parser.get_method() == b"HEAD"
+        self.transport.write(b"".join([*lines, b"\r\n", b"" if is_head else body]))
         self._linger()
 
     def on_response_complete(self) -> None:

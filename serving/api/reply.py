@@ -208,6 +208,8 @@ class SplicedReply(Reply):
         cycle.on_response()
 
     def drop(self) -> None:
+        # Else uvicorn logs as a fault of the application that it said nothing more.
+        self._cycle.disconnected = True
         self._cycle.transport.abort()
 
 

@@ -250,7 +250,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport but are no subclass of it.
         self.transport = cast(asyncio.Transport, transport)
-        self.pool.open_connections += 1
+        self.pool.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -344,10 +344,14 @@ class Pool:
 
     def __init__(self, address: Address, *, connect_timeout_seconds: float, idle_seconds: float) -> None:
         self.address = address
-        self.open_connections = 0
+        self.open: set[Connection] = set()
         self._connect_timeout_seconds = connect_timeout_seconds
         self._idle_seconds = idle_seconds
         self._idle: list[Connection] = []
+
+    @property
+    def open_connections(self) -> int:
+        return len(self.open)
 
     async def connection(self, *, fresh: bool = False) -> Connection:
         """A connection that is free. Raises: Unreachable."""
@@ -370,24 +374,29 @@ class Pool:
                 else:
                     await loop.create_connection(lambda: connection, self.address.host, self.address.port)
         except TimeoutError:
-            connection.abandon()
+            self._give_up(connection)
             raise Unreachable("the engine did not accept a connection in time") from None
         except (OSError, UnicodeError) as error:
             # UnicodeError: a host that is no name at all.
             why = error.strerror if isinstance(error, OSError) else None
             raise Unreachable(f"the engine cannot be reached: {why or type(error).__name__}") from None
         except asyncio.CancelledError:
-            # The transport may be up already although nobody will ever get the connection.
-            connection.abandon()
+            self._give_up(connection)
             raise
         return connection
+
+    def _give_up(self, connection: Connection) -> None:
+        """The transport may be up already although nobody will ever get the connection; and when uvloop is stopped just after it
+        has told the protocol of its beginning, it never tells it of its end."""
+        connection.abandon()
+        self.forget(connection)
 
     def put_back(self, connection: Connection) -> None:
         connection.idle_since = connection.loop.time()
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        self.open_connections -= 1
+        self.open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 

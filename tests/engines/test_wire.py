@@ -746,3 +746,17 @@ async def test_dialling_that_times_out_just_when_it_succeeds_leaves_nothing(
     with pytest.raises(Unreachable):
         await pool.connection()
     await until(lambda: pool.open_connections == 0)
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_dialling_cancelled_at_any_moment_is_not_counted_for_ever(start: StartEngine, steps: int) -> None:
+    """The loop may close a socket whose protocol it has told of its beginning, and never tell it of its end."""
+    _, pool = await start(silent)
+    dialling = asyncio.create_task(pool.connection())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    dialling.cancel()
+    await asyncio.wait({dialling})
+    if not dialling.cancelled():
+        dialling.result().abandon()
+    await until(lambda: pool.open_connections == 0)

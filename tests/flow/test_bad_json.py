@@ -127,6 +127,21 @@ async def test_o_api_1_the_field_that_is_wrong_is_named(
         assert not engine.log.requests
 
 
+@pytest.mark.parametrize("depth", [100, 253, 254, 300, 900, 2000])
+@pytest.mark.parametrize("name", ["guided_json", "stream_options", "metadata", "priority"])
+async def test_o_api_1_depth_is_served_or_refused(
+    engine: ScriptedEngine, gateway_over: GatewayOver, name: str, depth: int
+) -> None:
+    """What can be read can be deeper than what can be written, where the gateway has to say a field again."""
+    value = b'{"a":' * depth + b"1" + b"}" * depth
+    path = GENERATING[0]
+    async with gateway_over({"e1": engine}) as gateway:
+        response = await ask(gateway.url, path, with_member(path, b'"stream":true,"%s":%s' % (name.encode(), value)))
+        assert response.status in ((200, 400) if depth > 100 else (200,))
+        if response.status == 400:
+            assert "nest" in assert_error(response)["message"] or "depth" in assert_error(response)["message"]
+
+
 async def test_o_api_1_anthropics_route_says_it_in_anthropics_words(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": engine}) as gateway:
         for path in (MESSAGES, f"{MESSAGES}/count_tokens"):

@@ -106,6 +106,8 @@ async def rest(gateway: RunningGateway | GatewayProcess, walk: Walk) -> None:
 GAUGES = ("serving_in_flight_requests", "serving_open_leases")
 
 
+PATIENT = {"period_seconds": 5.0, "timeout_seconds": 60.0}
+"""The engines share this busy process with all clients: a late answer to a probe says nothing about them."""
 LEFT_UNREAD = Expectation(unsure_results=(AttemptResult.STALE, AttemptResult.CANCELLED))
 """A client that leaves at once may be gone before its request has been sent on."""
 
@@ -129,7 +131,7 @@ async def snapshots(folder: Path, requests: int, each: int) -> list[int]:
     resident = []
     async with ScriptedEngine() as first, ScriptedEngine() as second:
         engines = {"e1": first.url, "e2": second.url}
-        async with gateway_process(engines, folder, relay={"max_attempts": 1}) as gateway:
+        async with gateway_process(engines, folder, relay={"max_attempts": 1}, probe=PATIENT) as gateway:
             walk = Walk(gateway.url, [first, second], seed=2)
             for _ in range(requests // each):
                 await walk.go(each)
