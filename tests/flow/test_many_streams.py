@@ -19,10 +19,17 @@ MEBIBYTE = 1024 * 1024
 KEY = {"Authorization": "Bearer sk-perflab"}
 
 
-async def one_stream(url: str, name: str, events: int, interval_seconds: float, all_there: asyncio.Barrier) -> None:
+RAMP_SECONDS = 0.002
+"""Between two beginnings: so many clients do not connect within one round trip, unless they are an attack."""
+
+
+async def one_stream(
+    url: str, name: str, after_seconds: float, events: int, interval_seconds: float, all_there: asyncio.Barrier
+) -> None:
     """Ask, wait until all others have their first event too, and read to the end."""
     body = {"model": "tiny", "messages": TURNS, "stream": True, "user": name, "max_tokens": events}
     body |= {"stream_options": {"include_usage": True}, "metadata": {"interval_seconds": interval_seconds}}
+    await asyncio.sleep(after_seconds)
     async with RawClient(url) as client:
         await client.send(request_bytes(CHAT, body, headers=KEY))
         response = await client.read_head()
@@ -43,7 +50,10 @@ async def many(folder: Path, streams: int, events: int, interval_seconds: float)
             names = [f"stream-{number}" for number in range(streams)]
             before = gateway.resident_bytes
             async with probed(where.hostname or "", where.port or 0) as liveness:
-                asking = [one_stream(gateway.url, name, events, interval_seconds, all_there) for name in names]
+                asking = [
+                    one_stream(gateway.url, name, number * RAMP_SECONDS, events, interval_seconds, all_there)
+                    for number, name in enumerate(names)
+                ]
                 running = asyncio.gather(*asking)
                 at_peak = asyncio.create_task(all_there.wait())
                 await asyncio.wait({running, at_peak}, return_when=asyncio.FIRST_COMPLETED)
