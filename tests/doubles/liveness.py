@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 PERIOD_SECONDS = 0.05
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
@@ -46,12 +47,19 @@ class Liveness:
     def at(self, share: float) -> float:
         return self.seconds[min(len(self.seconds) - 1, int(len(self.seconds) * share))]
 
+    def __str__(self) -> str:
+        p50, p99, most = (self.at(share) * 1000 for share in (0.5, 0.99, 1))
+        return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, most {most:.1f} ms in {len(self.seconds)} probes"
+
 
 @asynccontextmanager
-async def probed(host: str, port: int) -> AsyncIterator[Liveness]:
+async def probed(url: str) -> AsyncIterator[Liveness]:
     liveness = Liveness()
+    where = urlsplit(url)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__, host, str(port)), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", __name__, str(where.hostname), str(where.port)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         yield liveness

@@ -1,11 +1,13 @@
-"""Many streams at once on one gateway process: each comes whole and unchanged, and the gateway says meanwhile that it lives."""
+"""Many streams at once on one gateway process: each comes whole and unchanged, and the gateway says meanwhile that it lives.
+
+An idle gateway beside it is probed as well: what that one takes is the machine's doing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import resource
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,8 +19,6 @@ from tests.flow.surfaces import CHAT, TURNS
 
 MEBIBYTE = 1024 * 1024
 KEY = {"Authorization": "Bearer sk-perflab"}
-
-
 RAMP_SECONDS = 0.002
 """Between two beginnings: so many clients do not connect within one round trip, unless they are an attack."""
 
@@ -42,19 +42,22 @@ async def one_stream(
 
 
 async def many(folder: Path, streams: int, events: int, interval_seconds: float) -> None:
+    (folder / "idle").mkdir()
     async with engine_process() as engine_url:
         auth, probe = {"api_key": "sk-perflab"}, {"period_seconds": 5.0, "timeout_seconds": 60.0}
-        async with gateway_process({"e1": engine_url}, folder, auth=auth, probe=probe) as gateway:
-            where = urlsplit(gateway.url)
+        async with (
+            gateway_process({"e1": engine_url}, folder, auth=auth, probe=probe) as gateway,
+            gateway_process({"e1": engine_url}, folder / "idle", probe=probe) as idle,
+        ):
             all_there = asyncio.Barrier(streams + 1)
-            names = [f"stream-{number}" for number in range(streams)]
             before = gateway.resident_bytes
-            async with probed(where.hostname or "", where.port or 0) as liveness:
-                asking = [
-                    one_stream(gateway.url, name, number * RAMP_SECONDS, events, interval_seconds, all_there)
-                    for number, name in enumerate(names)
-                ]
-                running = asyncio.gather(*asking)
+            async with probed(gateway.url) as liveness, probed(idle.url) as control:
+                running = asyncio.gather(
+                    *(
+                        one_stream(gateway.url, f"stream-{number}", number * RAMP_SECONDS, events, interval_seconds, all_there)
+                        for number in range(streams)
+                    )
+                )
                 at_peak = asyncio.create_task(all_there.wait())
                 await asyncio.wait({running, at_peak}, return_when=asyncio.FIRST_COMPLETED)
                 assert (await gateway.metrics()).sum("serving_in_flight_requests") == streams, "all at once"
@@ -65,8 +68,8 @@ async def many(folder: Path, streams: int, events: int, interval_seconds: float)
             assert metrics.sum("serving_open_leases") == 0
             assert await gateway.holdings() == []
             print(
-                f"\n{streams} streams of {events} events, none lost; liveness p50 {liveness.at(0.5) * 1000:.1f} ms, "
-                f"p99 {liveness.at(0.99) * 1000:.1f} ms, most {liveness.at(1) * 1000:.1f} ms in {len(liveness.seconds)} probes; "
+                f"\n{streams} streams of {events} events, none lost; liveness {liveness}, "
+                f"of an idle gateway beside it {control}; "
                 f"memory {before / MEBIBYTE:.1f} MiB before, {peak / MEBIBYTE:.1f} MiB with all of them, "
                 f"{(peak - before) / streams / 1024:.1f} KiB a stream",
                 flush=True,

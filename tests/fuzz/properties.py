@@ -183,15 +183,16 @@ def pairs_of(text: bytes) -> Pairs:
     try:
         found = json.loads(
             text.decode("utf-8"),
-            object_pairs_hook=lambda pairs: pairs,
+            object_pairs_hook=lambda pairs: ("object", pairs),
             parse_int=_number,
             parse_float=_number,
             parse_constant=_refuse,
         )
     finally:
         sys.setrecursionlimit(usual)
-    assert isinstance(found, list), found
-    return found
+    assert isinstance(found, tuple) and found[0] == "object", found
+    members: Pairs = found[1]
+    return members
 
 
 def _number(text: str) -> tuple[str, str]:

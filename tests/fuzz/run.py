@@ -178,7 +178,7 @@ def kept(path: Path) -> list[bytes]:
 def search(seed: int, *, inputs: int | None = None, seconds: float | None = None) -> Fuzzer:
     """Play made-up inputs until there were so many, or for so long. Raises: Found."""
     chance = random.Random(seed)
-    started = time.monotonic()
+    started, started_cpu = time.monotonic(), time.process_time()
     fuzzer = Fuzzer()
     try:
         while (inputs is None or fuzzer.inputs < inputs) and (seconds is None or time.monotonic() - started < seconds):
@@ -186,9 +186,10 @@ def search(seed: int, *, inputs: int | None = None, seconds: float | None = None
                 fuzzer.play(pieces_of(chance))
             fuzzer.rest()
     finally:
-        took = time.monotonic() - started
+        took, cpu = time.monotonic() - started, time.process_time() - started_cpu
         print(
-            f"seed {seed}: {fuzzer.inputs} inputs in {took:.1f} s, answers {dict(sorted(fuzzer.statuses.items()))}, "
+            f"seed {seed}: {fuzzer.inputs} inputs in {took:.1f} s ({cpu:.1f} s of CPU), "
+            f"answers {dict(sorted(fuzzer.statuses.items()))}, "
             f"connections {dict(fuzzer.ends)}, engines saw {fuzzer.engine_requests}",
             flush=True,
         )
