@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -200,3 +202,12 @@ async def test_o_http_3_a_refused_head_is_answered_without_a_body(
         assert (response.status, response.header("connection")) == (400, "close")
         await client.closed_by_peer()
         assert client.unread == b""
+
+
+def test_o_http_3_the_parsers_in_the_lock_files_are_current() -> None:
+    """h11 before 0.16 took any two bytes for the end of a chunk; llhttp's leniencies were mended up to httptools 0.6."""
+    pins = dict(re.findall(r"(?m)^(h11|httptools)==([0-9.]+)", Path("requirements/gateway.txt").read_text()))
+    assert "httptools" in pins
+    for name, version in pins.items():
+        least = {"h11": (0, 16), "httptools": (0, 7)}[name]
+        assert tuple(map(int, version.split(".")[:2])) >= least, f"{name} {version}"

@@ -109,6 +109,9 @@ def check(response: RawResponse, path: str, stream: bool) -> None:
 class Conservation(RuleBasedStateMachine):
     """Clients, engines and time."""
 
+    taken = 0
+    """Steps of all sequences together."""
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = uvloop.new_event_loop()
@@ -318,6 +321,7 @@ class Conservation(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_below_zero_or_above_its_ceiling(self) -> None:
+        Conservation.taken += 1
         if hasattr(self, "gateway"):
             gateway = self.gateway.app
             assert 0 <= gateway.admission.open_leases <= LIMITS["in_flight"]
@@ -357,17 +361,20 @@ class Conservation(RuleBasedStateMachine):
 
 
 def search(steps: int) -> None:
-    """Take that many steps, in sequences of at most `STEPS`."""
-    options = settings(
-        max_examples=max(1, steps // STEPS),
-        stateful_step_count=STEPS,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(Conservation, settings=options)
+    """Take at least that many steps, in sequences of at most `STEPS`."""
+    begun = Conservation.taken
+    while (left := steps - (Conservation.taken - begun)) > 0:
+        options = settings(
+            max_examples=max(1, left // STEPS),
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            print_blob=True,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        )
+        run_state_machine_as_test(Conservation, settings=options)
+    print(f"{Conservation.taken - begun} steps")
 
 
 @pytest.mark.timeout(300)
