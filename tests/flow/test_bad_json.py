@@ -16,6 +16,10 @@ AT_ONCE_SECONDS = 1.0
 """The aim is 50 ms; a busy machine gets more."""
 
 
+OBJECTS = ("the model alone", "no model", "a model that is none")
+"""All else is no object at all, and to say that a field is missing would be no help."""
+
+
 def of(path: str) -> bytes:
     return json.dumps(asking(path)).encode()
 
@@ -68,7 +72,10 @@ async def test_o_api_1_a_body_that_is_no_request_is_a_400(engine: ScriptedEngine
             response = await client.ask(path, body)
             assert time.monotonic() - started < AT_ONCE_SECONDS, name
             assert response.status == 400, f"{name}: {response.status} {response.body[:200]!r}"
-            assert assert_error(response, path)["type"] == "invalid_request_error", name
+            error = assert_error(response, path)
+            assert error["type"] == "invalid_request_error", name
+            assert ("JSON" in error["message"]) is (name not in OBJECTS), f"{name}: {error['message']}"
+            assert path == MESSAGES or (error["code"] == "invalid_json") is (name not in OBJECTS), name
         assert (await client.ask(path, asking(path))).status == 200, "the connection is as good as new"
         assert len(engine.log.requests) == 1
 

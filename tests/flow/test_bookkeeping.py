@@ -108,14 +108,15 @@ GAUGES = ("serving_in_flight_requests", "serving_open_leases")
 
 PATIENT = {"period_seconds": 5.0, "timeout_seconds": 60.0}
 """The engines share this busy process with all clients: a late answer to a probe says nothing about them."""
+RELAY = {"max_attempts": 1, "connect_timeout_seconds": 60.0}
 LEFT_UNREAD = Expectation(unsure_results=(AttemptResult.STALE, AttemptResult.CANCELLED))
 """A client that leaves at once may be gone before its request has been sent on."""
 
 
 async def test_o_can_3_4000_requests_are_all_accounted_for(gateway_over: GatewayOver) -> None:
     async with ScriptedEngine() as first, ScriptedEngine() as second:
-        relay = {"max_attempts": 1}
-        async with gateway_over({"e1": first, "e2": second}, expected=LEFT_UNREAD, relay=relay) as gateway:
+        engines = {"e1": first, "e2": second}
+        async with gateway_over(engines, expected=LEFT_UNREAD, relay=RELAY, probe=PATIENT) as gateway:
             walk = Walk(gateway.url, [first, second], seed=1)
             await walk.go(4000)
             await rest(gateway, walk)
@@ -131,7 +132,7 @@ async def snapshots(folder: Path, requests: int, each: int) -> list[int]:
     resident = []
     async with ScriptedEngine() as first, ScriptedEngine() as second:
         engines = {"e1": first.url, "e2": second.url}
-        async with gateway_process(engines, folder, relay={"max_attempts": 1}, probe=PATIENT) as gateway:
+        async with gateway_process(engines, folder, relay=RELAY, probe=PATIENT) as gateway:
             walk = Walk(gateway.url, [first, second], seed=2)
             for _ in range(requests // each):
                 await walk.go(each)
