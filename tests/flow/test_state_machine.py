@@ -198,6 +198,15 @@ class Conservation(RuleBasedStateMachine):
         guest.path, guest.stream, guest.phase, guest.rest = path, stream, upto, data[cut:]
         self._send(guest, data[:cut])
 
+    @rule(path=st.sampled_from(GENERATING), stream=st.booleans(), fault=st.sampled_from(sorted(FAULTS)))
+    def come_ask_and_read(self, path: str, stream: bool, fault: str) -> None:
+        """All of it in one step, on a connection that is then kept."""
+        guest = Guest(self.run(RawClient(self.gateway.url).connect()), path, stream, "sent")
+        self.guests.append(guest)
+        self._send(guest, self._request(path, stream, fault, False))
+        if guest in self.guests:
+            self.run(self._read(guest))
+
     @rule(number=st.integers(0, 9))
     def send_the_rest(self, number: int) -> None:
         guest = self._pick(number, "half a head", "half a body")
