@@ -4,7 +4,7 @@ BIN := .venv/bin
 CHECKED := serving tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help up check test soak lint setup-gateway setup-dev setup-engine setup-clients catalog-snapshot lock clean
+.PHONY: help up check test soak fuzz lint setup-gateway setup-dev setup-engine setup-clients catalog-snapshot lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -22,6 +22,9 @@ test: lint setup-clients ## everything, with the real engine and with other peop
 
 soak: setup-dev setup-engine ## the long runs
 	@$(BIN)/python -m pytest -m soak -s
+
+fuzz: setup-dev ## ten minutes of made-up requests (FUZZ_SECONDS=… or FUZZ_INPUTS=…, FUZZ_SEED=… repeats a run)
+	@$(BIN)/python -m tests.fuzz.run
 
 lint: setup-dev
 	@$(BIN)/ruff check $(CHECKED)

@@ -193,6 +193,7 @@ class Server(uvicorn.Server):
                 self._gateway.settings.limits,
                 lambda reason: rejections.add((reason,)),
                 self._gateway.settings.relay.client_write_timeout_seconds,
+                self._gateway.edge.gone,
             ),
             host=settings.host,
             port=settings.port,

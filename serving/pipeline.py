@@ -161,7 +161,9 @@ class Pipeline:
             ctx.outcome = _CUT_BY.get(type(cut.error), Outcome.TRUNCATED)
             raise
         except asyncio.CancelledError:
-            ctx.outcome = ctx.interruption or Outcome.SHUTDOWN
+            if not passage.settled:
+                # Else the whole answer is out, as far as it matters: its client leaves while the engine's last bytes come.
+                ctx.outcome = ctx.interruption or Outcome.SHUTDOWN
             raise
         except BaseException:
             ctx.outcome = Outcome.INTERNAL_ERROR

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.api.edge import Asgi, request_id
 from serving.api.errors import whole_error
@@ -28,6 +29,8 @@ class Door:
     """Told why whenever a request or connection is refused before it is a request; a closed set of words."""
     write_timeout_seconds: float
     """A client that takes none of an answer's last bytes for this long is dropped."""
+    on_gone: Callable[[RequestResponseCycle], None] = lambda _: None
+    """Told of each request whose client's connection ends before its answer does."""
     open_connections: int = 0
 
 

@@ -57,7 +57,8 @@ class Edge:
         self._limits = limits
         self._client_write_timeout_seconds = relay.client_write_timeout_seconds
         self._comment_seconds = relay.keep_alive_comment_seconds
-        self._active: set[Visit] = set()
+        self._active: dict[object, Visit] = {}
+        """By the server's cycle, where there is one."""
         self._idle: asyncio.Event | None = None
         """Set when no request is under way; only there when somebody waits for that."""
 
@@ -76,13 +77,14 @@ class Edge:
         assert task is not None
         cycle = cycle_of(receive)
         visit = Visit(ctx, reply, task, receive, cycle)
-        self._active.add(visit)
+        key = cycle or visit
+        self._active[key] = visit
         try:
             await self._serve(visit, Body(headers, receive, self._limits, cycle))
         finally:
             if cycle is None or visit.commented:
                 visit.close()
-            self._active.discard(visit)
+            del self._active[key]
             if self._idle is not None and not self._active:
                 self._idle.set()
 
@@ -122,11 +124,21 @@ class Edge:
         """Look after all clients, four times a second for as long as the application runs: who left, who takes no bytes."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = monotonic()
-            for visit in list(self._active):
-                visit.check(now - self._client_write_timeout_seconds)
-                if self._comment_seconds is not None and visit.silent_since < now - self._comment_seconds:
-                    visit.comment()
+            self._look()
+
+    def _look(self) -> None:
+        """One sweep; in a frame of its own, so that the last visit is not held until the next one."""
+        now = monotonic()
+        for visit in list(self._active.values()):
+            visit.check(now - self._client_write_timeout_seconds)
+            if self._comment_seconds is not None and visit.silent_since < now - self._comment_seconds:
+                visit.comment()
+
+    def gone(self, cycle: RequestResponseCycle) -> None:
+        """The client's connection ended inside that request: what it holds is needed for the next one, not a sweep later."""
+        visit = self._active.get(cycle)
+        if visit is not None:
+            visit.gone()
 
     async def idle(self, timeout_seconds: float) -> None:
         """Wait until no request is under way, at most this long."""
@@ -209,9 +221,13 @@ class Visit:
     def check(self, blocked_since: float) -> None:
         """End the request if its client has left, or if the send under way began before that time."""
         if self._cycle is not None and (self._cycle.disconnected or self._left_behind(self._cycle)):
-            self._interrupt(Outcome.CLIENT_CANCELLED)
+            self.gone()
         elif 0 < self.reply.blocked_since < blocked_since:
             self._interrupt(Outcome.CLIENT_SLOW)
+
+    def gone(self) -> None:
+        """The client has left."""
+        self._interrupt(Outcome.CLIENT_CANCELLED)
 
     @staticmethod
     def _left_behind(cycle: RequestResponseCycle) -> bool:
@@ -246,7 +262,7 @@ class Visit:
     async def _wait_for_end(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._interrupt(Outcome.CLIENT_CANCELLED)
+        self.gone()
 
     def _interrupt(self, why: Outcome) -> None:
         slow = why is Outcome.CLIENT_SLOW

@@ -156,6 +156,7 @@ class Connection(HttpToolsProtocol):
             # uvicorn tells only the last one.
             cycle.disconnected = True
             wake(cycle)
+            self._door.on_gone(cycle)
         super().connection_lost(exc)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -391,7 +392,8 @@ class Connection(HttpToolsProtocol):
         lines = [STATUS_LINE[error.status]]
         for field, value in [*headers, (b"x-request-id", name.encode("ascii")), (b"connection", b"close")]:
             lines += (field, b": ", value, b"\r\n")
-        self.transport.write(b"".join([*lines, b"\r\n", body]))
+        is_head = self.parser.get_method() == b"HEAD"
+        self.transport.write(b"".join([*lines, b"\r\n", b"" if is_head else body]))
         self._linger()
 
     def on_response_complete(self) -> None:

@@ -33,10 +33,16 @@ class Reply:
         """When the send under way began, in monotonic seconds; 0.0 when none is."""
         self._ctx = ctx
         self._send = send
-        self.mid_event = False
-        """What was sent last ends inside an event."""
+        self._last = b"\n\n"
+        self._before_last = b""
+        """The last two pieces that were sent: an event may end where one begins."""
         self.commented = 0.0
         """When the last comment was sent, in monotonic seconds."""
+
+    @property
+    def mid_event(self) -> bool:
+        """What was sent last ends inside an event."""
+        return not (self._before_last[-1:] + self._last).endswith(b"\n\n")
 
     @property
     def write(self) -> Write | None:
@@ -51,7 +57,7 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": self._head(headers)})
 
     async def send(self, data: bytes, *, last: bool) -> None:
-        self.mid_event = not data.endswith(b"\n\n")
+        self._before_last, self._last = self._last, data
         self.ended = self.ended or last
         self.blocked_since = monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
@@ -160,7 +166,7 @@ class SplicedReply(Reply):
         await self._room()
         if cycle.disconnected or cycle.response_complete:
             return
-        self.mid_event = not data.endswith(b"\n\n")
+        self._before_last, self._last = self._last, data
         head, self._pending = self._pending, b""
         if not self._chunked:
             text = head + data if head else data
@@ -192,7 +198,7 @@ class SplicedReply(Reply):
     def _write(self, data: bytes, framed: bytes | None) -> bool:
         cycle = self._cycle
         if data and not cycle.disconnected:
-            self.mid_event = data[-2:] != b"\n\n"
+            self._before_last, self._last = self._last, data
             if self._chunked:
                 data = framed or b"%x\r\n%s\r\n" % (len(data), data)
             if self._pending:
@@ -210,6 +216,8 @@ class SplicedReply(Reply):
         cycle.on_response()
 
     def drop(self) -> None:
+        # Else uvicorn logs as a fault of the application that it said nothing more.
+        self._cycle.disconnected = True
         self._cycle.transport.abort()
 
 

@@ -109,7 +109,7 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
         edit.put["cache_salt"] = orjson.dumps(cache_salt)
     if not GUIDED_NAMES.isdisjoint(document) and "structured_outputs" not in document:
         guided = {kind: document[name] for name, kind in GUIDED.items() if document.get(name)}
-        edit.put["structured_outputs"] = orjson.dumps(guided)
+        edit.put["structured_outputs"] = _written(guided, "guided_…")
     if edit.drop or edit.put:
         ctx.body = edited(ctx.body, document, drop=edit.drop, put=edit.put)
 
@@ -138,8 +138,16 @@ def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) ->
         raise InvalidRequest("The field 'stream_options' must be an object.", param="stream_options")
     if options.get("include_usage"):
         return
-    edit.put["stream_options"] = orjson.dumps({**options, "include_usage": True})
+    edit.put["stream_options"] = _written({**options, "include_usage": True}, "stream_options")
     ctx.hides_usage = not options.get("continuous_usage_stats")
+
+
+def _written(value: dict[str, Any], name: str) -> bytes:
+    """JSON of a value that was read from JSON. Raises: InvalidRequest, since more depth can be read than written."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise InvalidRequest(f"The field '{name}' is nested too deeply.", param=name, code="invalid_json") from None
 
 
 def _parse(body: bytes, limit: int) -> dict[str, Any]:

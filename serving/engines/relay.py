@@ -190,16 +190,20 @@ class Relay:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now, loop_now = monotonic(), asyncio.get_running_loop().time()
-            for exchange in list(self._exchanges):
-                if exchange.ends < now:
-                    exchange.fail(RequestTimedOut("the request's time is used up"))
-                    # Also where it is the client that is slow: nothing more is read for it.
-                    exchange.close()
-                elif exchange.overdue(loop_now):
-                    exchange.fail(AnswerTimedOut("the engine was silent for too long"))
-            for pool in self._pools.values():
-                pool.close_idle(self._settings.idle_connection_seconds)
+            self._look()
+
+    def _look(self) -> None:
+        """One sweep; in a frame of its own, so that the last exchange is not held until the next one."""
+        now, loop_now = monotonic(), asyncio.get_running_loop().time()
+        for exchange in list(self._exchanges):
+            if exchange.ends < now:
+                exchange.fail(RequestTimedOut("the request's time is used up"))
+                # Also where it is the client that is slow: nothing more is read for it.
+                exchange.close()
+            elif exchange.overdue(loop_now):
+                exchange.fail(AnswerTimedOut("the engine was silent for too long"))
+        for pool in self._pools.values():
+            pool.close_idle(self._settings.idle_connection_seconds)
 
 
 async def _read_bounded(exchange: Exchange, limit_bytes: int) -> tuple[bytes, bool]:

@@ -301,7 +301,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport but are no subclass of it.
         self.transport = cast(asyncio.Transport, transport)
-        self.pool.open_connections += 1
+        self.pool.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -501,10 +501,14 @@ class Pool:
     ) -> None:
         self.address = address
         self._tls = tls if address.is_tls else None
-        self.open_connections = 0
+        self.open: set[Connection] = set()
         self._connect_timeout_seconds = connect_timeout_seconds
         self._idle_seconds = idle_seconds
         self._idle: list[Connection] = []
+
+    @property
+    def open_connections(self) -> int:
+        return len(self.open)
 
     def take(self) -> Connection | None:
         """A kept connection, if there is one that can still be used."""
@@ -528,7 +532,7 @@ class Pool:
             async with asyncio.timeout(self._connect_timeout_seconds):
                 await self._connect(loop, connection)
         except TimeoutError:
-            connection.abandon()
+            self._give_up(connection)
             raise Unreachable("the engine did not accept a connection in time") from None
         except ssl.SSLError as error:
             raise Unreachable(f"no TLS connection to the engine: {why(error)}") from None
@@ -539,8 +543,7 @@ class Pool:
             what = "no TLS connection to the engine" if in_handshake else "the engine cannot be reached"
             raise Unreachable(f"{what}: {reason or type(error).__name__}") from None
         except asyncio.CancelledError:
-            # The transport may be up already although nobody will ever get the connection.
-            connection.abandon()
+            self._give_up(connection)
             raise
         return connection
 
@@ -555,12 +558,18 @@ class Pool:
                 lambda: connection, address.host, address.port, ssl=self._tls(), server_hostname=address.host
             )
 
+    def _give_up(self, connection: Connection) -> None:
+        """The transport may be up already although nobody will ever get the connection; and when uvloop is stopped just after it
+        has told the protocol of its beginning, it never tells it of its end."""
+        connection.abandon()
+        self.forget(connection)
+
     def put_back(self, connection: Connection) -> None:
         connection.idle_since = connection.loop.time()
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        self.open_connections -= 1
+        self.open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 

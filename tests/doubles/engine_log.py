@@ -129,6 +129,13 @@ class EngineLog:
             self._complete.append(record)
             self._arrivals[len(self._complete)].set()
 
+    def forget(self) -> None:
+        """Drop what is known of requests that have ended, in runs of very many; nobody may be waiting for one by its number."""
+        self.requests = [record for record in self.requests if record.outcome is None]
+        self.control_requests.clear()
+        self._arrivals.clear()
+        self._complete.clear()
+
     async def request_arrived(self, number: int) -> Record:
         """The `number`-th request (from 1) whose body is complete."""
         await self._arrivals[number].wait()

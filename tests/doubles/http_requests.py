@@ -52,7 +52,7 @@ class ParsedRequest:
         if codings and lengths:
             raise MalformedRequest("both Transfer-Encoding and Content-Length")
         if codings:
-            if codings != ["chunked"]:
+            if [coding.lower() for coding in codings] != ["chunked"]:
                 raise MalformedRequest(f"Transfer-Encoding: {codings}")
             return None
         if len(lengths) > 1:
@@ -94,6 +94,10 @@ class RequestParser:
     @property
     def pending_bytes(self) -> bytes:
         return bytes(self._buffer)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._step == "complete"
 
     def take(self) -> ParsedRequest | None:
         if self._step != "complete":
@@ -159,7 +163,7 @@ class RequestParser:
         if line is None:
             return False
         digits = line.partition(b";")[0]
-        if not digits or len(digits) > 16 or not set(digits) <= set(b"0123456789abcdefABCDEF") or b"\n" in line:
+        if not digits or len(digits.lstrip(b"0")) > 16 or not set(digits) <= set(b"0123456789abcdefABCDEF") or b"\n" in line:
             raise MalformedRequest(f"chunk size {line!r}")
         self._rest_bytes = int(digits, 16)
         self._step = "chunk" if self._rest_bytes else "trailers"

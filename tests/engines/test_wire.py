@@ -845,3 +845,17 @@ async def test_more_for_a_connection_that_is_gone_raises(start: StartEngine) -> 
     with pytest.raises(BrokenAnswer):
         while await exchange.send_more(b"2\r\nhi\r\n"):
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_dialling_cancelled_at_any_moment_is_not_counted_for_ever(start: StartEngine, steps: int) -> None:
+    """The loop may close a socket whose protocol it has told of its beginning, and never tell it of its end."""
+    _, pool = await start(silent)
+    dialling = asyncio.create_task(pool.connection())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    dialling.cancel()
+    await asyncio.wait({dialling})
+    if not dialling.cancelled():
+        dialling.result().abandon()
+    await until(lambda: pool.open_connections == 0)

@@ -9,12 +9,13 @@ import pytest
 
 from tests.doubles.raw_client import RawClient, ask, request_bytes
 from tests.doubles.running_gateway import RunningGateway
-from tests.doubles.script import Gate, Script
+from tests.doubles.script import Gate, Script, Usage
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
 from tests.flow.conftest import GatewayOver, chat, settings_over
 
 CHAT = "/v1/chat/completions"
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
 
 
 @pytest.mark.parametrize("how", ["fin", "rst"])
@@ -107,6 +108,39 @@ async def test_a_stream_gives_its_lease_back_with_done(engine: ScriptedEngine, g
             if b"[DONE]" in piece:
                 assert (await ask(gateway.url, CHAT, chat())).status == 200
                 gate.open_all()
+
+
+async def test_leaving_after_done_is_no_cancellation(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    """Clients leave when they have read `[DONE]`, whatever the engine still has to say."""
+    gate = Gate(events=4)
+    engine.script(
+        Script(
+            gate=gate,
+            raw_is="body",
+            raw=[
+                (0.0, b'data: {"choices":[{"index":0}]}\n\n'),
+                (0.0, USAGE),
+                (0.0, b"data: [DONE]\n\n"),
+                (0.0, b"\n"),
+                (0.0, b"\n"),
+            ],
+            usage=Usage(prompt_tokens=7, completion_tokens=1),
+        )
+    )
+    async with gateway_over({"e1": engine}) as gateway, RawClient(gateway.url) as client:
+        await client.send(request_bytes(CHAT, chat(stream=True)))
+        response = await client.read_head()
+        async for piece in client.read_body(response):
+            if b"[DONE]" in piece:
+                break
+        await engine.reached("held:5")
+        client.hang_up()
+        async with asyncio.timeout(10.0):
+            await engine.log.requests[0].peer_closed.wait()
+        metrics = await gateway.metrics()
+        assert metrics.sum("serving_requests_total", outcome="ok") == 1
+        assert metrics.sum("serving_tokens_total", kind="output") == 1
+        assert metrics.sum("serving_tokens_estimated_total") == 0
 
 
 async def test_shutdown_lets_streams_finish(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:

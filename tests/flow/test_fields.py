@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 
-from serving.settings import KeySettings
+from serving.settings import KeySettings, Settings
 from tests.doubles.raw_client import ask
+from tests.doubles.real_engine import RealEngine
+from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.flow.conftest import GatewayOver, chat
+from tests.flow.surfaces import COMPLETIONS, MESSAGES, RESPONSES, asking, assert_error
 
 CHAT = "/v1/chat/completions"
 ALICE = KeySettings(tenant="alice", sha256="2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90")
@@ -84,7 +88,42 @@ async def test_o_api_3_parameters_that_can_kill_an_engine_are_capped(
         assert len(engine.log.requests) == seen
 
 
-async def test_too_many_prompts_are_refused(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+@pytest.mark.parametrize(("path", "limit_name"), [("/v1/responses", "max_output_tokens"), ("/v1/messages", "max_tokens")])
+async def test_o_api_3_the_other_routes_have_the_same_caps(
+    engine: ScriptedEngine, gateway_over: GatewayOver, path: str, limit_name: str
+) -> None:
+    async with gateway_over({"e1": engine}, limits={"parameters": {"max_tokens": 4096}}) as gateway:
+        for field, value in ((limit_name, 4097), (limit_name, "8"), (limit_name, True), ("n", 9), ("top_logprobs", 21)):
+            response = await ask(gateway.url, path, asking(path) | {field: value})
+            assert response.status == 400
+            assert field in assert_error(response, path)["message"]
+        assert not engine.log.requests
+
+
+async def test_o_api_3_caps_are_on_by_default(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    async with gateway_over({"e1": engine}) as gateway:
+        for field, value in (("n", 9), ("best_of", 9), ("top_logprobs", 21), ("prompt_logprobs", 1), ("logprobs", 21)):
+            assert (await ask(gateway.url, CHAT, chat() | {field: value})).status == 400
+        many = {"model": "tiny", "prompt": ["a"] * 257, "max_tokens": 1}
+        assert (await ask(gateway.url, "/v1/completions", many)).status == 400
+        assert not engine.log.requests
+
+
+async def test_o_api_3_an_sdks_extra_body_is_the_body(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    """The client puts its members at the top, where they are capped; one of that very name means nothing to an engine."""
+    async with gateway_over({"e1": engine}) as gateway:
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0) as client:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(
+                    model="tiny", messages=[{"role": "user", "content": "hi"}], extra_body={"prompt_logprobs": 5}
+                )
+            assert refused.value.param == "prompt_logprobs"
+        assert not engine.log.requests
+        response = await ask(gateway.url, CHAT, chat(extra_body={"n": 100}))
+        assert (response.status, len(response.json["choices"])) == (200, 1)
+
+
+async def test_o_api_3_too_many_prompts_are_refused(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": engine}, limits={"parameters": {"prompts": 2}}) as gateway:
         for prompt, status in ((["a", "b"], 200), (["a", "b", "c"], 400), ([1, 2, 3], 200), ([[1], [2], [3]], 400)):
             response = await ask(gateway.url, "/v1/completions", {"model": "tiny", "prompt": prompt, "max_tokens": 1})
@@ -108,7 +147,62 @@ async def test_o_sec_3_tenants_do_not_share_a_prefix_cache(engine: ScriptedEngin
         assert engine.log.requests[-1].json["cache_salt"] == alice
 
 
-async def test_a_callers_own_cache_salt_never_passes_as_it_is(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+@pytest.mark.parametrize("path", [COMPLETIONS, RESPONSES, MESSAGES])
+async def test_o_sec_3_on_every_route_that_generates(engine: ScriptedEngine, gateway_over: GatewayOver, path: str) -> None:
+    auth = {"keys": [ALICE.model_dump(), BOB.model_dump()], "cache_secret": "a-secret-of-the-release"}
+    async with gateway_over({"e1": engine}, auth=auth) as gateway:
+        salts = []
+        for key, fields in (("alice", {}), ("bob", {}), ("bob", {"cache_salt": "$alice"}), ("alice", {})):
+            given = {"cache_salt": salts[0]} if fields else {}
+            headers = {"Authorization": f"Bearer {key}"}
+            assert (await ask(gateway.url, path, asking(path, **given), headers=headers)).status == 200
+            salts.append(engine.log.requests[-1].json["cache_salt"])
+        assert salts[0] == salts[3]
+        assert len(set(salts)) == 3
+
+
+@pytest.mark.parametrize("auth", [{}, {"keys": [ALICE.model_dump()]}], ids=["no keys", "one tenant"])
+async def test_o_sec_3_a_single_tenant_shares_with_itself(
+    engine: ScriptedEngine, gateway_over: GatewayOver, auth: dict[str, Any]
+) -> None:
+    """Nobody to keep apart: the body passes as it is, and so it does where isolation is switched off."""
+    both = {"keys": [ALICE.model_dump(), BOB.model_dump()], "isolate_caches": False}
+    for policy in (auth, both):
+        async with gateway_over({"e1": engine}, auth=policy) as gateway:
+            assert (await ask(gateway.url, CHAT, chat(), headers={"Authorization": "Bearer alice"})).status == 200
+            assert "cache_salt" not in engine.log.requests[-1].json
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+async def test_o_sec_3_a_real_engine_shares_nothing_between_tenants(real_engine: RealEngine, path: str) -> None:
+    """The paired check: a tenant's own repetition is found in the cache, another's is not, whatever salt it names."""
+    auth = {"keys": [ALICE.model_dump(), BOB.model_dump()]}
+    settings = Settings.model_validate({"endpoints": [{"name": "e1", "url": real_engine.url, "model": "tiny"}], "auth": auth})
+    prompt = f"the very same prompt on {path} " * 40
+
+    async with RunningGateway(settings) as gateway:
+
+        async def hits(tenant: str, **fields: Any) -> float:
+            before = await cache_hits(real_engine.url)
+            named = {"input": prompt} if path == RESPONSES else {"prompt": prompt} if path == COMPLETIONS else {}
+            body = asking(path, **(named or {"messages": [{"role": "user", "content": prompt}]}), **fields)
+            headers = {"Authorization": f"Bearer {tenant}"}
+            assert (await ask(gateway.url, path, body, headers=headers)).status == 200
+            return await cache_hits(real_engine.url) - before
+
+        assert await hits("alice") == 0
+        assert await hits("bob") == 0
+        assert await hits("bob", cache_salt="alice") == 0
+        assert await hits("alice") > 400
+        assert await hits("bob") > 400
+
+
+async def cache_hits(url: str) -> float:
+    return MetricValues((await ask(url, "/metrics")).body.decode()).sum("vllm:prefix_cache_hits_total")
+
+
+async def test_o_sec_3_a_callers_own_cache_salt_never_passes_as_it_is(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": engine}) as gateway:
         assert (await ask(gateway.url, CHAT, chat(cache_salt="known"))).status == 200
         assert engine.log.requests[0].json["cache_salt"] != "known"

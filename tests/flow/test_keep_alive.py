@@ -36,6 +36,34 @@ async def test_o_str_3_comments_come_before_and_between_events(engine: ScriptedE
         assert first_token > 0.1, "a comment is no token"
 
 
+async def test_o_str_3_no_comment_inside_an_event(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    """The engine falls silent in the middle of an event, for longer than the interval: a strict reader still reads it."""
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"whole"}}]}\n\n'
+    raw = [(0.0, event[:20]), (0.8, event[20:-1]), (0.8, event[-1:]), (0.5, b"data: [DONE]\n\n")]
+    engine.script(Script(raw_is="body", raw=raw))
+    async with gateway_over({"e1": engine}, relay=OFTEN) as gateway:
+        response = await ask(gateway.url, CHAT, chat(stream=True, stream_options={"include_usage": True}))
+        assert event in response.body
+        assert dispatched(response.body) == [event[6:-2].decode(), "[DONE]"]
+        assert response.events.count(COMMENT) >= 1
+
+
+def dispatched(body: bytes) -> list[str]:
+    """The data of the events that the WHATWG's rules for event streams make of these bytes."""
+    found: list[str] = []
+    data: list[str] = []
+    for line in body.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        name, colon, value = line.partition(":")
+        if not line:
+            found += ["\n".join(data)] if data else []
+            data = []
+        elif name == "data":
+            data.append(value.removeprefix(" "))
+        else:
+            assert colon == ":" and not name, f"a field that no engine sends: {line!r}"
+    return found
+
+
 async def test_o_str_3_a_failure_after_a_comment_is_said_in_the_stream(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     engine.script(Script(blackhole=True))
     async with gateway_over({"e1": engine}, relay=OFTEN | {"first_byte_timeout_seconds": 1.0}) as gateway:

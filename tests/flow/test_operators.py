@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from serving.core.routes import ROUTES
+from serving.settings import Settings
 from tests.doubles.raw_client import RawClient, ask
-from tests.doubles.running_gateway import RunningGateway
+from tests.doubles.real_engine import RealEngine
+from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.flow.conftest import GatewayOver, chat, settings_over
 
@@ -31,7 +34,23 @@ _TABLE = """
 VLLM_ROUTES = _TABLE.split()
 """Every route of vLLM 0.32, whatever switches it on."""
 METHODS = ("GET", "POST", "PUT", "DELETE")
-PUBLISHED = {("POST", path) for path in ROUTES} | {("GET", "/v1/models")}
+POSTED = {
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/score",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/tokenize",
+    "/detokenize",
+}
+"""Said here once more, so that a route that is added by mistake is noticed."""
+PUBLISHED = {("POST", path) for path in POSTED} | {("GET", "/v1/models")}
 OPEN = {("GET", "/health"), ("GET", "/readyz"), ("GET", "/openapi.json")}
 """The gateway's own probes and document, for which nobody has a key."""
 
@@ -41,6 +60,10 @@ async def gateway_with_operators(engine: ScriptedEngine, **server: Any) -> Async
     settings = settings_over({"e1": engine}, auth={"api_key": "good"}, server={"operator_port": 0} | server)
     async with RunningGateway(settings) as gateway:
         yield gateway
+
+
+def test_o_sec_1_the_published_routes_are_these() -> None:
+    assert set(ROUTES) == POSTED
 
 
 @pytest.mark.parametrize("key", [None, "good"])
@@ -62,6 +85,31 @@ async def test_o_sec_1_only_what_is_published_reaches_an_engine(engine: Scripted
                     assert response.status in (404, 405), where
         assert not engine.log.requests
         assert {record.path for record in engine.log.control_requests} <= {"/health", "/v1/models"}, "probes"
+
+
+@pytest.mark.engine
+async def test_o_sec_1_a_real_engines_other_routes_are_closed(real_engine: RealEngine) -> None:
+    """The list is the engine's own: what its document publishes, and what it said at its start."""
+    document = (await ask(real_engine.url, "/openapi.json")).json
+    said = set(re.findall(r"Route: (/\S*),", real_engine.log.read_text(errors="replace")))
+    paths = {re.sub(r"\{[^}]*\}", "x", path) for path in {*document["paths"], *said}}
+    assert len(paths) > 15 and "/invocations" in paths
+    endpoint = {"name": "e1", "url": real_engine.url, "model": real_engine.model}
+    settings = Settings.model_validate(
+        {"endpoints": [endpoint], "auth": {"api_key": "good"}, "server": {"operator_port": 0}, "probe": {"period_seconds": 60.0}}
+    )
+    async with RunningGateway(settings) as gateway, RawClient(gateway.url) as client:
+        for path in sorted(paths):
+            for method in METHODS:
+                for headers in ({}, {"Authorization": "Bearer good"}):
+                    if (method, path) in OPEN or (headers and (method, path) in PUBLISHED):
+                        continue
+                    body = chat() if method in ("POST", "PUT") else None
+                    response = await client.ask(path, body, method=method, headers=headers)
+                    allowed = (401,) if (method, path) in PUBLISHED else (401, 404, 405) if path == "/v1/models/x" else (404, 405)
+                    assert response.status in allowed, f"{method} {path}: {response.status}"
+        scrape = MetricValues((await ask(gateway.operator_url, "/metrics")).body.decode())
+        assert scrape.sum("serving_engine_attempts_total") == 0, "the engine heard of none of them"
 
 
 async def test_o_sec_1_what_is_published_reaches_an_engine_with_a_key(engine: ScriptedEngine) -> None:

@@ -4,76 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import socket
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
+from tests.doubles.gateway_process import gateway_process
 from tests.doubles.http_requests import ParsedRequest
-from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
+from tests.doubles.raw_client import HangUp, RawClient, RawResponse, ask, request_bytes
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.flow.conftest import chat
 
 CHAT = "/v1/chat/completions"
-
-
-class GatewayProcess:
-    """`serving gateway` as it is run, over one scripted engine."""
-
-    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
-        self.process = process
-        self.url = f"http://127.0.0.1:{port}"
-
-    async def ready(self) -> None:
-        async with asyncio.timeout(20):
-            while True:
-                assert self.process.returncode is None, "the gateway did not start"
-                try:
-                    if (await ask(self.url, "/readyz")).status == 200:
-                        return
-                except OSError:
-                    pass
-                await asyncio.sleep(0.05)
-
-    def terminate(self) -> float:
-        self.process.send_signal(signal.SIGTERM)
-        return time.monotonic()
-
-    async def ended(self) -> int:
-        async with asyncio.timeout(20):
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def gateway_process(engine: ScriptedEngine, folder: Path, **server: Any) -> AsyncIterator[GatewayProcess]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = folder / "gateway.yaml"
-    endpoint = {"name": "e1", "url": engine.url, "model": engine.model}
-    config.write_text(yaml.safe_dump({"server": {"port": port} | server, "endpoints": [endpoint]}))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
-    with (folder / "gateway.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "serving", "gateway", "--config", str(config), stdout=log, stderr=log, env=environment
-        )
-    gateway = GatewayProcess(process, port)
-    try:
-        await gateway.ready()
-        yield gateway
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 def slow_answers(request: ParsedRequest) -> Script:
@@ -84,7 +27,7 @@ def slow_answers(request: ParsedRequest) -> Script:
 async def test_o_dsc_4_sigterm_under_load_cuts_nothing(engine: ScriptedEngine, tmp_path: Path) -> None:
     delay_seconds, grace_seconds = 1.5, 10.0
     async with gateway_process(
-        engine, tmp_path, drain_delay_seconds=delay_seconds, shutdown_grace_seconds=grace_seconds
+        {"e1": engine.url}, tmp_path, server={"drain_delay_seconds": delay_seconds, "shutdown_grace_seconds": grace_seconds}
     ) as gateway:
         engine.choose = slow_answers
         streams = [asyncio.create_task(ask(gateway.url, CHAT, chat(stream=True, max_tokens=30))) for _ in range(50)]
@@ -118,7 +61,10 @@ async def test_o_dsc_4_sigterm_under_load_cuts_nothing(engine: ScriptedEngine, t
 @pytest.mark.timeout(60)
 async def test_o_dsc_4_the_end_of_the_grace_time_is_said_in_band(engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.script(Script(itl_seconds=0.2, chunks=600), Script(blackhole=True))
-    async with gateway_process(engine, tmp_path, shutdown_grace_seconds=2) as gateway, RawClient(gateway.url) as client:
+    async with (
+        gateway_process({"e1": engine.url}, tmp_path, server={"shutdown_grace_seconds": 2}) as gateway,
+        RawClient(gateway.url) as client,
+    ):
         await client.send(request_bytes(CHAT, chat(stream=True, max_tokens=600)))
         await engine.request_arrived(1)
         waiting = asyncio.create_task(ask(gateway.url, CHAT, chat()))
@@ -145,7 +91,8 @@ GRACE_SECONDS = 30
 @pytest.mark.timeout(60)
 async def test_o_dsc_4_idle_and_half_open_connections_hold_nothing_up(engine: ScriptedEngine, tmp_path: Path) -> None:
     """A kept connection, one without a byte and one with half a head: the process ends at once."""
-    async with gateway_process(engine, tmp_path, shutdown_grace_seconds=GRACE_SECONDS) as gateway, RawClient(gateway.url) as kept:
+    server = {"shutdown_grace_seconds": GRACE_SECONDS}
+    async with gateway_process({"e1": engine.url}, tmp_path, server=server) as gateway, RawClient(gateway.url) as kept:
         assert (await kept.ask(CHAT, chat())).status == 200
         async with RawClient(gateway.url), RawClient(gateway.url) as half:
             await half.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: ga")
@@ -153,3 +100,46 @@ async def test_o_dsc_4_idle_and_half_open_connections_hold_nothing_up(engine: Sc
             told = gateway.terminate()
             assert await gateway.ended() == 0
             assert time.monotonic() - told < GRACE_SECONDS
+
+
+@pytest.mark.timeout(60)
+async def test_o_dsc_4_no_request_is_lost_while_the_listener_lives(engine: ScriptedEngine, tmp_path: Path) -> None:
+    """Clients that ask on, on new and on kept connections: until the port is closed each gets its answer, whole."""
+    engine.default = Script(ttft_seconds=0.01)
+    answered = 0
+
+    async def ask_on(keeps: bool) -> None:
+        """Until the port is closed."""
+        nonlocal answered
+        client: RawClient | None = None
+        while True:
+            is_new = client is None
+            try:
+                client = client or await RawClient(gateway.url).connect()
+                response = await client.ask(CHAT, chat(max_tokens=1))
+            except ConnectionRefusedError:
+                return
+            except (HangUp, ConnectionError):
+                # An idle connection is closed when the delay is over; whoever asks just then asks again on a new one.
+                assert client is not None and keeps and not is_new, "a connection that was taken is served"
+                client.hang_up()
+                client = None
+                continue
+            assert (response.status, response.end) == (200, "complete")
+            answered += 1
+            if not keeps or response.header("connection") == "close":
+                client.hang_up()
+                client = None
+
+    server = {"drain_delay_seconds": 1.0, "shutdown_grace_seconds": 10}
+    async with gateway_process({"e1": engine.url}, tmp_path, server=server) as gateway:
+        asking = [asyncio.create_task(ask_on(keeps=number % 2 == 0)) for number in range(12)]
+        while answered < 50:
+            await asyncio.sleep(0.01)
+        told = gateway.terminate()
+        before = answered
+        await asyncio.gather(*asking)
+        assert answered > before, "served on during the delay"
+        assert await gateway.ended() == 0
+        assert time.monotonic() - told < 11
+    assert {record.outcome for record in engine.log.requests} == {"completed"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -186,3 +188,26 @@ async def test_o_http_3_a_trailer_never_becomes_a_header(engine: ScriptedEngine,
         assert response.status == 401
         assert response.header("x-request-id") != "forged"
         assert not engine.log.requests
+
+
+@pytest.mark.parametrize(
+    "rest", [b"X Y: a\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhelloXX"], ids=["in its head", "in its body"]
+)
+async def test_o_http_3_a_refused_head_is_answered_without_a_body(
+    engine: ScriptedEngine, gateway_over: GatewayOver, rest: bytes
+) -> None:
+    async with gateway_over({"e1": engine}) as gateway, RawClient(gateway.url) as client:
+        await client.send(b"HEAD /v1/models HTTP/1.1\r\nHost: gateway\r\n" + rest)
+        response = await client.read(method="HEAD")
+        assert (response.status, response.header("connection")) == (400, "close")
+        await client.closed_by_peer()
+        assert client.unread == b""
+
+
+def test_o_http_3_the_parsers_in_the_lock_files_are_current() -> None:
+    """h11 before 0.16 took any two bytes for the end of a chunk; llhttp's leniencies were mended up to httptools 0.6."""
+    pins = dict(re.findall(r"(?m)^(h11|httptools)==([0-9.]+)", Path("requirements/gateway.txt").read_text()))
+    assert "httptools" in pins
+    for name, version in pins.items():
+        least = {"h11": (0, 16), "httptools": (0, 7)}[name]
+        assert tuple(map(int, version.split(".")[:2])) >= least, f"{name} {version}"

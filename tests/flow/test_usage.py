@@ -51,14 +51,19 @@ async def test_only_the_usage_option_is_added_to_the_body(engine: ScriptedEngine
         assert engine.log.requests[0].body == body[:-2] + b',"stream_options":{"include_usage":true}}'
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
-async def test_o_str_1_bytes_split_anywhere_pass_unchanged(engine: ScriptedEngine, gateway_over: GatewayOver, size: int) -> None:
+@pytest.mark.parametrize(("size", "pause_seconds"), [(1, 0.0), (1, 0.002), (3, 0.0), (1000, 0.0)])
+async def test_o_str_1_bytes_split_anywhere_pass_unchanged(
+    engine: ScriptedEngine, gateway_over: GatewayOver, size: int, pause_seconds: float
+) -> None:
+    """With a pause after each byte they also arrive one by one: inside a character, a line end and `[DONE]`."""
     stream = 'data: {"choices":[{"index":0,"delta":{"content":"你好🌍é"}}]}\n\n'.encode() * 3
     usage = (
         b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":12,"prompt_tokens_details":{"cached_tokens":5}}}\n\n'
     )
     text = stream + usage + b"data: [DONE]\n\n"
-    engine.default = Script(raw_is="body", raw=[(0.0, text[i : i + size]) for i in range(0, len(text), size)], usage=REPORTED)
+    engine.default = Script(
+        raw_is="body", raw=[(pause_seconds, text[i : i + size]) for i in range(0, len(text), size)], usage=REPORTED
+    )
     async with gateway_over({"e1": engine}) as gateway:
         assert (await ask(gateway.url, CHAT, chat(stream=True, stream_options={"include_usage": True}))).body == text
         assert (await ask(gateway.url, CHAT, chat(stream=True))).body == stream + b"data: [DONE]\n\n"
@@ -94,7 +99,41 @@ async def test_o_can_4_who_leaves_early_is_charged_what_was_delivered(engine: Sc
         await settled(problems)
 
 
-async def test_an_explicit_zero_stays_zero(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+async def test_o_can_4_a_stream_that_breaks_off_is_charged_too(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    """The engine resets in the middle: its prompt as far as it can be guessed, and what was delivered, marked as an estimate."""
+    async with gateway_over({"e1": engine}) as gateway:
+        await ask(gateway.url, CHAT, chat(stream=True))
+        known = await gateway.metrics()
+        engine.script(Script(rst_after=8, chunks=100))
+        response = await ask(gateway.url, CHAT, chat(stream=True, max_tokens=100))
+        assert not response.is_done
+        delivered = sum(bool(event["choices"][0]["delta"].get("content")) for event in response.data if "choices" in event)
+        metrics = await gateway.metrics()
+        assert metrics.sum("serving_tokens_estimated_total", kind="output") == delivered > 0
+        prompt = known.sum("serving_tokens_total", kind="prompt")
+        assert metrics.sum("serving_tokens_estimated_total", kind="prompt") == pytest.approx(prompt, rel=0.1)
+
+
+async def test_o_can_4_leaving_again_and_again_is_charged_each_time(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    """What a limit of tokens will count: ten times ninety delivered tokens are nine hundred, within a tenth."""
+    async with gateway_over({"e1": engine}) as gateway:
+        for _ in range(10):
+            engine.script(Script(gate=Gate(events=91), chunks=100))
+            async with RawClient(gateway.url) as client:
+                await client.send(request_bytes(CHAT, chat(stream=True, max_tokens=100)))
+                response = await client.read_head()
+                async for _ in client.read_body(response):
+                    if response.body.count(b"\n\n") >= 91:
+                        break
+
+        async def problems() -> list[str]:
+            output = (await gateway.metrics()).sum("serving_tokens_estimated_total", kind="output")
+            return [] if output == pytest.approx(900, rel=0.1) else [f"charged {output}"]
+
+        await settled(problems)
+
+
+async def test_o_can_4_an_explicit_zero_stays_zero(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     engine.script(Script(usage=Usage(prompt_tokens=7, completion_tokens=0), chunks=2))
     async with gateway_over({"e1": engine}) as gateway:
         assert (await ask(gateway.url, CHAT, chat(stream=True))).is_done
