@@ -291,6 +291,23 @@ class EndpointSettings(_Section):
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
 
 
+class PoolSettings(_Section):
+    """A pool whose engines come and go: each address of a DNS name is one, as behind a headless Service of Kubernetes."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
+    host: Annotated[Host, Field(min_length=1)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
+class DiscoverySettings(_Section):
+    """How the addresses of `pools` are looked up."""
+
+    period_seconds: Seconds = 2.0
+    timeout_seconds: Seconds = 5.0
+
+
 class LoggingSettings(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     access: bool = True
@@ -315,6 +332,8 @@ class Settings(BaseSettings):
     auth: AuthSettings = AuthSettings()
     logging: LoggingSettings = LoggingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
+    pools: tuple[PoolSettings, ...] = ()
+    discovery: DiscoverySettings = DiscoverySettings()
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -322,6 +341,17 @@ class Settings(BaseSettings):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"endpoints: the name {name!r} is given twice")
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_pools(self) -> Settings:
+        names = [pool.name for pool in self.pools]
+        fixed = {endpoint.pool for endpoint in self.endpoints}
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"pools: the name {name!r} is given twice")
+            if name in fixed:
+                raise ValueError(f"pools: {name!r} is the pool of an entry of `endpoints`, whose addresses are fixed")
         return self
 
     @classmethod
