@@ -4,7 +4,7 @@ BIN := .venv/bin
 CHECKED := serving tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help up check test soak lint setup-gateway setup-dev setup-engine catalog-snapshot lock clean
+.PHONY: help up check test soak lint catalog image setup-gateway setup-dev setup-engine setup-tools catalog-snapshot lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -13,9 +13,9 @@ up: setup-engine ## a real model on a real vLLM behind the gateway, in the foreg
 	@exec $(BIN)/serving up $(PROFILE) $(ARGS)
 
 check: lint ## the fast loop: lint, types, layers, unit and flow tests
-	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
+	@$(BIN)/python -m pytest -m "not engine and not soak and not chart and not cluster" -q -n 4
 
-test: lint setup-engine ## everything, with the real engine
+test: lint setup-engine setup-tools ## everything, with the real engine, the chart and, where KUBECONFIG names one, a cluster
 	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
 	@$(BIN)/python -m pytest -m "engine and not soak"
 
@@ -28,6 +28,12 @@ lint: setup-dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
+catalog: setup-gateway ## render profiles, pod programs and settings into the chart
+	@PYTHONPATH=. $(BIN)/python scripts/render_chart.py
+
+image: ## build the gateway's image with docker
+	@docker build --file Dockerfile.gateway --tag serving-gateway:$$(sed -n 's/^appVersion: //p' helm/serving/Chart.yaml) .
+
 setup-gateway:
 	@$(PYTHON) scripts/setup.py gateway
 
@@ -36,6 +42,9 @@ setup-dev:
 
 setup-engine:
 	@$(PYTHON) scripts/setup.py gateway engine-cpu
+
+setup-tools: ## bring Helm, Prometheus and what builds images into the cache, for the chart's tests
+	@$(PYTHON) scripts/tools.py
 
 catalog-snapshot: setup-engine ## write the snapshot of the installed vLLM's flags, variables and metrics
 	@$(BIN)/python scripts/snapshot_vllm.py

@@ -7,6 +7,7 @@ that cannot be had here is said, and the tests that need it are skipped and say 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -108,10 +109,12 @@ class ImageBase:
             environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
             run("apt-get", "--quiet=2", "install", "--yes", "--no-install-recommends", "buildah", "mmdebstrap", env=environment)
         wanted = ",".join(self.packages)
-        tree = folder / "root.tar"
-        run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={wanted}", self.suite, str(tree), debian_site())
+        options = ["--quiet", "--variant=minbase", f"--include={wanted}"]
+        options += [f"--dpkgopt=path-exclude={path}/*" for path in NEVER_READ]
+        run("mmdebstrap", *options, self.suite, str(folder / "root.tar"), debian_site())
 
 
+NEVER_READ = ("/usr/share/doc", "/usr/share/man", "/usr/share/info", "/usr/share/locale", "/usr/share/zoneinfo")
 PROMETHEUS = {"prometheus": "usr/bin/prometheus", "promtool": "usr/bin/promtool"}
 TOOLS: dict[str, Npm | Debian | ImageBase] = {
     "helm-3": Npm(
@@ -136,20 +139,21 @@ TOOLS: dict[str, Npm | Debian | ImageBase] = {
 
 def main() -> None:
     """Bring every tool; one that cannot be had is no error, unless CI says that all are wanted."""
-    missing = [name for name, tool in TOOLS.items() if not brought(name, tool.fetch)]
+    missing = [name for name, tool in TOOLS.items() if not brought(name, repr(tool), tool.fetch)]
     if missing and os.environ.get("CI") == "true":
         sys.exit(f"tools: {', '.join(missing)} could not be brought, and CI wants all")
 
 
-def brought(name: str, fetch: Callable[[Path], None]) -> bool:
-    """Whether the tool is in the cache, whole, after it was fetched where that was needed."""
+def brought(name: str, wanted: str, fetch: Callable[[Path], None]) -> bool:
+    """Whether the tool is in the cache, whole and as `wanted` says, after it was fetched where that was needed."""
     folder = cache_dir() / "tools" / name
     manifest = folder / "manifest.json"
     if manifest.exists():
         known = recorded(manifest)
-        if known and all((folder / file).exists() and digest(folder / file) == sha256 for file, sha256 in known.items()):
+        whole = known and all((folder / file).exists() and digest(folder / file) == sha256 for file, sha256 in known.items())
+        if whole and known.get("wanted") == hashlib.sha256(wanted.encode()).hexdigest():
             return True
-        say(f"{name} in the cache is damaged and is fetched again")
+        say(f"{name} in the cache is {'another one' if whole else 'damaged'} and is fetched again")
     began = time.monotonic()
     partial = folder.with_name(f"{name}.partial")
     for stale in (folder, partial):
@@ -163,6 +167,7 @@ def brought(name: str, fetch: Callable[[Path], None]) -> bool:
         return False
     for file in partial.iterdir():
         file.chmod(0o755)
+    (partial / "wanted").write_text(wanted, encoding="utf-8")
     files = {file.name: digest(file) for file in sorted(partial.iterdir())}
     (partial / "manifest.json").write_text(json.dumps(files, indent=1), encoding="utf-8")
     partial.rename(folder)
