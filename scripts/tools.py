@@ -176,13 +176,18 @@ def brought(name: str, wanted: str, fetch: Callable[[Path], None]) -> bool:
 
 
 def debian_site() -> str:
-    """The mirror that apt is set up with."""
-    command = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Label: Debian"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    site = next(iter(done.stdout.split()), None)
-    if site is None or not KEYRING.exists():
+    """The mirror that apt is set up with; a machine that never asked it has to do so first, which only root may."""
+    if _sites() == [] and os.geteuid() == 0:
+        run("apt-get", "--quiet=2", "update")
+    sites = _sites()
+    if not sites or not KEYRING.exists():
         raise CannotFetch("apt knows no mirror of Debian (try `apt-get update`)")
-    return site
+    return sites[0]
+
+
+def _sites() -> list[str]:
+    command = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Label: Debian"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
 
 def need(program: str) -> None:
