@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-SIZES = {"gateway": "about 15 MB", "dev": "about 60 MB", "engine-cpu": "about 1 GB"}
+SIZES = {"gateway": "about 15 MB", "dev": "about 75 MB", "engine-cpu": "about 1 GB"}
 
 
 def say(text: str) -> None:

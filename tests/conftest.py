@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 from tests.doubles.real_engine import RealEngine, is_installed, running_engine
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.tiny_model import tiny_model
+
+settings.register_profile("tests", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("tests")
 
 ENGINE_TEST_TIMEOUT_SECONDS = 300
 """The first test with the real engine pays for its start."""
