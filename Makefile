@@ -16,6 +16,7 @@ check: lint ## the fast loop: lint, types, layers, unit and flow tests
 	@$(BIN)/python -m pytest -m "not engine and not soak and not chart and not cluster" -q -n 4
 
 test: lint setup-engine setup-tools ## everything, with the real engine, the chart and, where KUBECONFIG names one, a cluster
+	-@$(BIN)/python -m tests.flow.openai_schema
 	@$(BIN)/python -m pytest -m "not engine and not soak" -q -n 4
 	@$(BIN)/python -m pytest -m "engine and not soak"
 

@@ -18,17 +18,18 @@ from serving.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py")
-SECTIONS = ("server", "limits", "relay", "probe", "discovery", "auth", "logging")
+SECTIONS = ("server", "limits", "relay", "probe", "discovery", "auth", "logging", "tracing")
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
     "ServerSettings": (
         *("host", "port", "operator_host", "operator_port", "drain_delay_seconds", "shutdown_grace_seconds"),
         *("tls_certificate", "tls_key"),
     ),
-    "RelaySettings": ("engine_secret", "engine_secret_file"),
+    "RelaySettings": ("engine_secret", "engine_secret_file", "engine_ca", "engine_client_certificate", "engine_client_key"),
+    "TracingSettings": ("headers", "ca"),
     "AuthSettings": ("api_key", "cache_secret"),
 }
-"""Fields that the chart sets by itself, or that are secrets and do not belong into values."""
+"""Fields that the chart sets by itself, or that are secrets or files, which values cannot bring."""
 
 
 def files() -> dict[Path, str]:

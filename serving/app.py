@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,6 +24,7 @@ from uvicorn.config import STARTUP_FAILURE
 from serving.api.cors import Cors
 from serving.api.door import SURPLUS_CONNECTIONS, Door, DoorConfig
 from serving.api.edge import Asgi, Edge
+from serving.api.named import Named
 from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
@@ -38,10 +39,14 @@ from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
 from serving.routing.choose import Chooser
-from serving.settings import LimitSettings, Settings
+from serving.routing.retries import RetryBudget
+from serving.settings import LimitSettings, Settings, TracingSettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
+
+if TYPE_CHECKING:
+    from serving.observability.tracing import Tracing
 
 log = logging.getLogger("serving.gateway")
 
@@ -53,8 +58,8 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
-        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target) for e in settings.endpoints]
-        self.fleet = Fleet(fixed, models=[pool.model for pool in settings.pools])
+        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints]
+        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools})
         self.relay = Relay(settings.relay)
         self.probe = Probe(self.fleet, self._get, settings.probe)
         self.discovery = Discovery(
@@ -67,6 +72,8 @@ class Gateway:
         )
         self.admission = Admission(settings.limits)
         self.chooser = Chooser()
+        self.retry_budget = RetryBudget(settings.relay.retry_budget)
+        self.tracing = _tracing(settings.tracing, self.metrics)
         identities = Identities(settings.auth)
         self.pipeline = Pipeline(
             identities=identities,
@@ -79,7 +86,9 @@ class Gateway:
             request_log=RequestLog(writer) if writer is not None and settings.logging.access else None,
             estimates=TokenEstimates(),
             parameters=settings.limits.parameters,
-            max_attempts=settings.relay.max_attempts,
+            retry_budget=self.retry_budget,
+            settings=settings.relay,
+            tracing=self.tracing,
         )
         own_address = settings.server.operator_port is not None
         api = create_api(
@@ -87,10 +96,11 @@ class Gateway:
             identities=identities,
             metrics=None if own_address else self.metrics,
             draining=lambda: self.draining,
+            published=settings if settings.server.openapi else None,
         )
         api.router.lifespan_context = self._lifespan
-        self.operator_api = create_operator_api(fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
-        self.edge = Edge(api, self.pipeline, settings.limits, settings.relay)
+        self.operator_api = Named(create_operator_api(fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining))
+        self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
         self.application: Asgi = Cors(self.edge, origins) if origins else self.edge
         """What the server runs."""
@@ -144,6 +154,8 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        if self.tracing is not None:
+            self.tracing.start()
         async with self.relay, self.probe, self.discovery:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
@@ -155,6 +167,26 @@ class Gateway:
                 sweep.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await sweep
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+
+
+def _tracing(settings: TracingSettings, metrics: Metrics) -> Tracing | None:
+    """Loads OpenTelemetry only where it is used."""
+    if settings.endpoint is None:
+        return None
+    from serving.observability.otlp import OtlpHttp
+    from serving.observability.tracing import Tracing
+
+    headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
+    return Tracing(
+        OtlpHttp(settings.endpoint, headers=headers, ca=settings.ca, timeout_seconds=settings.timeout_seconds),
+        metrics,
+        service_name=settings.service_name,
+        sample_ratio=settings.sample_ratio,
+        queue_requests=settings.queue_requests,
+        interval_seconds=settings.interval_seconds,
+    )
 
 
 def create_app(settings: Settings, writer: LineWriter | None = None) -> Gateway:

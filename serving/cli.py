@@ -71,9 +71,13 @@ def engine(
         inside = engine_in_image(load_catalog(root), profile)
         print(_json({"environment": inside.environment, "argv": inside.argv}) if as_json else inside.shell())
         return
+
+    def report(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     if dry_run:
         command = plan_engine(
-            profile, catalog_root=root, cache_dir=cache_dir(), host=host, port=port, uds=uds, model_path=model_path
+            profile, catalog_root=root, cache_dir=cache_dir(), host=host, port=port, uds=uds, model_path=model_path, report=report
         )
         print(_json({"environment": command.environment, "argv": command.argv}) if as_json else command.shell())
         return
@@ -85,7 +89,7 @@ def engine(
         port=port,
         uds=uds,
         model_path=model_path,
-        report=lambda line: print(line, file=sys.stderr, flush=True),
+        report=report,
     )
     become_engine(command)
 
@@ -155,6 +159,7 @@ def up(
     engine_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the engine, on 127.0.0.1.")] = 8001,
     config: Annotated[Path | None, typer.Option(help="YAML file with the settings; SERVING_… variables go over it.")] = None,
     catalog: Annotated[Path | None, typer.Option(help="Folder of the catalog; default: SERVING_CATALOG_DIR or ours.")] = None,
+    model_path: Annotated[Path | None, typer.Option(help="Folder of the model, in place of the catalog's sources.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder of the logs of both; default: logs/ in the cache folder.")] = None,
 ) -> None:
     """Run one engine and one gateway in the foreground; Ctrl-C stops both."""
@@ -172,6 +177,7 @@ def up(
         engine_port=engine_port,
         config=config,
         log_dir=log_dir,
+        model_path=model_path,
     )
     sys.exit(run_up(options, ConsoleScreen(Console(), Console(stderr=True))))
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Incoming, Outgoing, RequestContext, Write
 from serving.core.errors import (
     BodyTooLarge,
     ClientGone,
+    DeadlineExceeded,
     EngineFailed,
     EngineTimedOut,
     InvalidRequest,
@@ -26,21 +28,28 @@ from serving.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from serving.core.outcomes import AttemptResult, Outcome
-from serving.engines.body import prepare, understand
+from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
+from serving.core.routes import supported
+from serving.engines.body import is_repeatable, prepare, understand
+from serving.engines.form_body import begin_form
 from serving.engines.passing import Passing
 from serving.engines.relay import Answer, EngineRefused, Relay
-from serving.engines.view import AnswerView, WholeView
-from serving.engines.wire import AnswerTimedOut, StaleConnection, Unreachable, WireError
+from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
+from serving.engines.wire import AnswerTimedOut, RequestTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
-from serving.observability.logs import RequestLog
+from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
-from serving.settings import ParameterLimits
+from serving.routing.retries import RetryBudget
+from serving.settings import ParameterLimits, RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission, Lease
+
+if TYPE_CHECKING:
+    # Loaded only where tracing is on: its libraries are large.
+    from serving.observability.tracing import Tracing
 
 log = logging.getLogger("serving.pipeline")
 
@@ -79,7 +88,9 @@ class Pipeline:
         request_log: RequestLog | None,
         estimates: TokenEstimates,
         parameters: ParameterLimits,
-        max_attempts: int,
+        retry_budget: RetryBudget,
+        settings: RelaySettings,
+        tracing: Tracing | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._identities = identities
@@ -92,7 +103,11 @@ class Pipeline:
         self._request_log = request_log
         self._estimates = estimates
         self._parameters = parameters
-        self._max_attempts = max_attempts
+        self._retry_budget = retry_budget
+        self._max_attempts = settings.max_attempts
+        self._request_timeout_seconds = settings.request_timeout_seconds
+        self._form_buffer_bytes = settings.form_buffer_bytes
+        self._tracing = tracing
         self._clock = clock
         self.in_flight = 0
         self._unpublished: list[Passage] = []
@@ -105,11 +120,16 @@ class Pipeline:
         passage = Passage(ctx)
         self.in_flight += 1
         try:
+            if self._tracing is not None:
+                self._tracing.begin(ctx)
             ctx.tenant = self._identities.identify(ctx.credential)
-            ctx.body = await incoming.body()
-            ctx.body_bytes = len(ctx.body)
-            self._find_model(ctx, understand(ctx, self._parameters))
-            prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
+            if ctx.route.form:
+                self._find_model(ctx, await begin_form(ctx, incoming.upload(), self._parameters, self._form_buffer_bytes))
+            else:
+                ctx.body = await incoming.body()
+                ctx.body_bytes = len(ctx.body)
+                self._find_model(ctx, understand(ctx, self._parameters))
+                prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
             passage.lease = self._admission.admit()
             answer = await self._first_byte(passage)
             await self._relay_answer(passage, answer, outgoing)
@@ -119,8 +139,7 @@ class Pipeline:
                 self._metrics.rejections.add((error.error_code or "invalid_request",))
             raise
         except AnswerCut as cut:
-            timed_out = isinstance(cut.error, EngineTimedOut)
-            ctx.outcome = Outcome.ENGINE_TIMEOUT if timed_out else Outcome.TRUNCATED
+            ctx.outcome = _CUT_BY.get(type(cut.error), Outcome.TRUNCATED)
             raise
         except asyncio.CancelledError:
             ctx.outcome = ctx.interruption or Outcome.SHUTDOWN
@@ -139,47 +158,81 @@ class Pipeline:
                 f"The model {_shown(model)} does not exist here. GET /v1/models lists those that do.", param="model"
             )
         ctx.model = model
+        if ctx.route.task is not None and ctx.route.task not in self._fleet.snapshot.tasks(model):
+            raise self._not_supported(ctx)
+
+    def _not_supported(self, ctx: RequestContext) -> RequestError:
+        tasks = self._fleet.snapshot.tasks(ctx.model)
+        if ctx.route.task is None or ctx.route.task in tasks:
+            # An engine that is older than the route, or whose endpoint promises a task that it does not do.
+            log.warning("endpoint %s does not know %s", ctx.endpoint, ctx.route.path, extra={"request_id": ctx.request_id})
+            can = ""
+        else:
+            can = f" It answers {', '.join(supported(tasks))}."
+        words = f"The model {_shown(ctx.model)} does not support {ctx.route.path}.{can}"
+        return NotFound(words, param="model", code="route_not_supported")
 
     async def _first_byte(self, passage: Passage) -> Answer:
         """Try endpoints, another one each time, until one answers. Nothing has gone to the client yet."""
         ctx = passage.ctx
+        self._retry_budget.request()
+        # A kept connection may end without a word on whether the request was read: what must not be repeated gets a new one.
+        repeatable = is_repeatable(ctx)
         error: RequestError | None = None
         tried: set[str] = set()
-        endpoint: Endpoint | None = None
         again = False
-        while ctx.attempts < (max(self._max_attempts, 2) if again else self._max_attempts):
-            if not again:
-                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
-            if endpoint is None:
-                break
+        endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+        while endpoint is not None:
             tried.add(endpoint.name)
             self._begin_attempt(passage, endpoint)
+            taken = True
             try:
-                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again)
+                passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again or not repeatable or ctx.rest is not None)
             except StaleConnection:
                 # Most likely the engine closed an idle connection just as it was taken: the same engine again, on a new one.
                 self._end_attempt(passage, AttemptResult.STALE)
-                error = EngineFailed("The engine's connection ended before it answered.")
-                again = True
-                continue
+                error, again = EngineFailed("The engine's connection ended before it answered."), True
             except WireError as failure:
-                error = self._attempt_failed(passage, endpoint, failure)
+                error, again = self._attempt_failed(passage, endpoint, failure), False
+                taken = not isinstance(failure, Unreachable)
             except EngineRefused as refusal:
-                error = self._attempt_refused(passage, refusal)
+                error, again = self._attempt_refused(passage, refusal), False
             else:
                 return passage.answer
-            again = False
-            if not isinstance(error, RETRIED):
+            if not again:
+                if not isinstance(error, RETRIED):
+                    break
+                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+            if ctx.rest is not None and ctx.rest.begun:
+                repeatable = False
+            most = max(self._max_attempts, 2) if again else self._max_attempts
+            if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
+
+    def _may_repeat(self, ctx: RequestContext, repeatable: bool) -> bool:
+        """Whether a failed attempt may be followed by another one; the last to be asked, since it takes from the budget."""
+        if not repeatable:
+            denied = RetryDenied.NOT_REPEATABLE
+        elif self._clock() - ctx.arrived >= self._request_timeout_seconds:
+            denied = RetryDenied.DEADLINE
+        elif not self._retry_budget.take():
+            denied = RetryDenied.BUDGET
+        else:
+            self._metrics.retries.add(())
+            return True
+        self._metrics.retries_denied.add((denied,))
+        return False
 
     def _begin_attempt(self, passage: Passage, endpoint: Endpoint) -> None:
         ctx = passage.ctx
         ctx.attempts += 1
         ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
         passage.endpoint = endpoint
+        if self._tracing is not None:
+            self._tracing.begin_attempt(ctx, self._clock())
         self._chooser.take(endpoint)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
@@ -194,12 +247,20 @@ class Pipeline:
         if isinstance(failure, AnswerTimedOut):
             self._end_attempt(passage, AttemptResult.TIMEOUT)
             return EngineTimedOut("The engine did not begin to answer in time.")
+        if isinstance(failure, RequestTimedOut):
+            self._end_attempt(passage, AttemptResult.CANCELLED)
+            return self._deadline_exceeded()
         self._end_attempt(passage, AttemptResult.BROKEN)
         return EngineFailed("The engine's connection ended before it answered.")
+
+    def _deadline_exceeded(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"The request was not done within {self._request_timeout_seconds:g} s.")
 
     def _attempt_refused(self, passage: Passage, refusal: EngineRefused) -> RequestError:
         """What an engine's error means to the caller: its own words for the caller's faults, ours for the engine's."""
         ctx, status, words = passage.ctx, refusal.status, refusal.message
+        if ctx.trace is not None:
+            ctx.trace.attempts[-1].status = status
         if status in (429, 503):
             self._end_attempt(passage, AttemptResult.BUSY)
             seconds = min(max(refusal.retry_after_seconds or 1, 1), 30)
@@ -207,7 +268,7 @@ class Pipeline:
         if status == 501 or (status == 404 and not words):
             # vLLM says 501, or has no such route and says so without an error object, where the model's task is another one.
             self._end_attempt(passage, AttemptResult.REFUSED)
-            return NotFound(f"The model {_shown(ctx.model)} does not support {ctx.route.path}.")
+            return self._not_supported(ctx)
         if status == 404:
             # The engine's own words list all names it serves.
             self._end_attempt(passage, AttemptResult.REFUSED)
@@ -225,13 +286,13 @@ class Pipeline:
         ctx = passage.ctx
         ctx.status = answer.status
         if answer.complete and not answer.is_stream:
-            passage.view = WholeView(ctx.route.dialect, answer.first)
+            passage.view = view_of_whole(ctx.route.dialect, answer.first, told=answer.told)
             ctx.first_byte = ctx.last_byte = self._clock()
             self._settle(passage)
             await outgoing.start(answer.status, answer.headers)
             await outgoing.send(answer.first, last=True)
             return
-        view = passage.view = AnswerView(ctx.route.dialect, is_stream=answer.is_stream)
+        view = passage.view = view_of(ctx.route.dialect, is_stream=answer.is_stream, told=answer.told)
         passing = Passing(ctx, view, bounds_seconds=self._metrics.inter_chunk.bounds_seconds, clock=self._clock)
         complete = answer.complete
         data = passing.take(answer.first, last=complete)
@@ -252,11 +313,15 @@ class Pipeline:
                 if view.done:
                     data, complete = passing.take(b"", last=True), True
                     continue
-                error = EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed
-                raise AnswerCut(error("The engine's answer broke off."), in_band=view.is_stream) from None
+                raise AnswerCut(self._broken_off(failure), in_band=view.is_stream) from None
             data = passing.take(data, last=complete)
         if not passing.whole:
             raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=True)
+
+    def _broken_off(self, failure: WireError) -> RequestError:
+        if isinstance(failure, RequestTimedOut):
+            return self._deadline_exceeded()
+        return (EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed)("The engine's answer broke off.")
 
     async def _divert(self, passage: Passage, passing: Passing, answer: Answer, write: Write) -> None:
         """Let the engine's connection write to the client's without waking this task for each piece.
@@ -264,17 +329,11 @@ class Pipeline:
         Comes back when the client's buffer is full, or when the answer has ended in whatever way.
         """
 
-        def pass_on(data: bytes) -> bool:
-            out = passing.take(data, last=False)
-            if passing.view.done:
-                self._settle(passage)
-            return write(out)
-
-        await answer.exchange.divert(pass_on)
+        await answer.exchange.divert(passing.to(write, lambda: self._settle(passage)))
 
     def _count_usage(self, ctx: RequestContext) -> None:
         """Learn from what the engine said; where an answer ended too early for that, charge the best guess and say so."""
-        if not ctx.route.generates:
+        if not ctx.route.runs_model:
             return
         if ctx.usage.prompt_tokens is not None and ctx.usage.output_tokens is not None:
             self._estimates.learn(ctx)
@@ -284,6 +343,10 @@ class Pipeline:
     def _end_attempt(self, passage: Passage, result: AttemptResult) -> None:
         endpoint, passage.endpoint = passage.endpoint, None
         if endpoint is not None:
+            trace = passage.ctx.trace
+            if trace is not None:
+                attempt = trace.attempts[-1]
+                attempt.result, attempt.ended = result, self._clock()
             self._chooser.release(endpoint)
             self._metrics.attempt(endpoint.pool, endpoint.name, result)
 
@@ -304,7 +367,7 @@ class Pipeline:
             passage.lease.close()
         self.in_flight -= 1
         passage.ended = self._clock()
-        ctx.body, ctx.document = b"", {}
+        ctx.body, ctx.document, ctx.rest = b"", {}, None
         unpublished = self._unpublished
         unpublished.append(passage)
         if len(unpublished) >= PUBLISH_REQUESTS:
@@ -318,21 +381,24 @@ class Pipeline:
         Together, because the same work costs about half of what it costs spread among requests, and because none of them waits.
         """
         unpublished, self._unpublished = self._unpublished, []
+        now = stamp_now()
         for passage in unpublished:
             try:
-                self._publish(passage)
+                self._publish(passage, now)
             except Exception:
                 # Whatever an engine's answer holds, telemetry about it fails alone.
                 log.exception("request could not be published", extra={"request_id": passage.ctx.request_id})
 
-    def _publish(self, passage: Passage) -> None:
+    def _publish(self, passage: Passage, now: str) -> None:
         ctx, view = passage.ctx, passage.view
         if view is not None:
             ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
             self._count_usage(ctx)
         self._metrics.settle(ctx, passage.ended)
         if self._request_log is not None:
-            self._request_log.settle(ctx, passage.ended)
+            self._request_log.settle(ctx, passage.ended, now)
+        if self._tracing is not None:
+            self._tracing.settle(ctx, passage.ended, b"" if passage.answer is None else passage.answer.first)
 
 
 class Passage:
@@ -346,7 +412,7 @@ class Passage:
         self.endpoint: Endpoint | None = None
         """Where an attempt is under way."""
         self.answer: Answer | None = None
-        self.view: AnswerView | None = None
+        self.view: AnswerView | WholeView | None = None
         self.settled = False
         self.ended = 0.0
         """When it was settled, in monotonic seconds."""
@@ -360,6 +426,11 @@ _CALLERS_FAULT: dict[int, type[RequestError]] = {
     413: BodyTooLarge,
     415: UnsupportedMedia,
     422: InvalidRequest,
+}
+
+_CUT_BY: dict[type[RequestError], Outcome] = {
+    EngineTimedOut: Outcome.ENGINE_TIMEOUT,
+    DeadlineExceeded: Outcome.DEADLINE_EXCEEDED,
 }
 
 _RESULTS = {

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from serving.core.errors import ConfigurationError
+from serving.core.routes import Task
 from serving.strict_yaml import read_yaml
 
 PREFIX = "SERVING_"
@@ -61,13 +62,38 @@ def _engine_url(url: str) -> str:
         port = parts.port
     except ValueError:
         port = 0
-    if parts.scheme != "http" or not parts.hostname or port == 0:
-        raise ValueError("must be http://HOST:PORT or unix:/PATH")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH")
     if not _is_host(parts.hostname):
-        raise ValueError("must be http://HOST:PORT with a valid host name")
+        raise ValueError(f"must be {parts.scheme}://HOST:PORT with a valid host name")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-        raise ValueError("must be http://HOST:PORT without a path, query or user")
+        raise ValueError(f"must be {parts.scheme}://HOST:PORT without a path, query or user")
     return url.rstrip("/")
+
+
+def _traces_url(url: str) -> str:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not _is_host(parts.hostname):
+        raise ValueError("must be http://HOST:PORT/v1/traces or https://HOST:PORT/v1/traces")
+    if not url.isprintable() or " " in url or not url.isascii() or parts.query or parts.fragment or parts.username:
+        raise ValueError("must be a plain URL without a query or user; give credentials as tracing.headers")
+    return url if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}/v1/traces"
+
+
+def _header_fields(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    for name, value in headers.items():
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            raise ValueError("holds a name that no HTTP header can have")
+        text = value.get_secret_value()
+        if not text.isascii() or not text.isprintable():
+            raise ValueError(f"{name}: must be printable ASCII")
+    return headers
 
 
 def _secret_lines(text: bytes) -> list[str]:
@@ -126,6 +152,8 @@ class ServerSettings(_Section):
     """A second address, always plain HTTP and never for tenants: `/metrics` is served there only, probes on both."""
     cors_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
     """Origins whose pages may call the gateway from a browser, as https://HOST, or "*" for all; none: CORS is off."""
+    openapi: bool = True
+    """Whether `GET /openapi.json` answers with the document of the published routes, to everybody."""
     tls_certificate: Path | None = None
     """Certificate chain and key as PEM files. New files are taken up while the gateway runs; wrong ones are not."""
     tls_key: Path | None = None
@@ -152,6 +180,14 @@ class ParameterLimits(_Section):
     """Ceiling of max_tokens, max_completion_tokens and max_output_tokens; None leaves it to the model's context."""
     prompts: Count = 256
     """Prompts in one completions request."""
+    inputs: Count = 256
+    """Inputs in one embeddings request."""
+    documents: Count = 1000
+    """Documents or pairs in one rerank or score request; each image of a document counts, too."""
+    form_fields: Count = 64
+    """Fields of one form, its file included."""
+    form_field_bytes: Count = 64 * 1024
+    """Size of one field of a form that is no file."""
     json_values: Count = 1_000_000
     """Values and escapes in one body, counted roughly: with more of them, reading it would hold up all other requests."""
 
@@ -190,6 +226,16 @@ class LimitSettings(_Section):
     parameters: ParameterLimits = ParameterLimits()
 
 
+class RetryBudgetSettings(_Section):
+    """How many requests may be tried at another engine, all in all."""
+
+    share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Retries within the window as a share of the requests within it."""
+    least_per_second: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """As many are allowed in any case, averaged over the window: the share of little traffic is less than one retry."""
+    window_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
+
+
 class RelaySettings(_Section):
     """The way to the engines."""
 
@@ -198,6 +244,9 @@ class RelaySettings(_Section):
     """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine."""
     idle_timeout_seconds: Seconds = 300.0
     """The longest gap between two pieces of one answer."""
+    request_timeout_seconds: Seconds = 3600.0
+    """From a request's arrival to the last byte of its answer, retries included; then the engine's connection is closed and the
+    client gets 504, or an error in its stream."""
     keep_alive_comment_seconds: Seconds | None = None
     """Send a comment into a stream that was silent for this long, also before its first event, so that idle timers on the way
     do not cut it. Once the first has gone out the status is 200 for good and a later failure is said in the stream, so this
@@ -205,16 +254,34 @@ class RelaySettings(_Section):
     client_write_timeout_seconds: Seconds = 120.0
     """A client that takes no byte for this long is dropped."""
     max_attempts: Annotated[int, Field(ge=1, le=3)] = 2
+    """Engines that one request may be sent to, one after another, before the first byte of an answer."""
+    retry_budget: RetryBudgetSettings = RetryBudgetSettings()
     idle_connection_seconds: Seconds = 3.0
     """Kept connections are dropped after this; below the 5 s after which vLLM closes them itself."""
     buffer_bytes: Count = 256 * 1024
     """Reading from an engine pauses while a client has this much outstanding."""
+    form_buffer_bytes: Count = 1024 * 1024
+    """How much of an uploaded form is kept in memory. A larger one goes to its engine as it comes, once its `model` is known,
+    and cannot be tried again at another; a `model` behind the file makes that up to `limits.body_bytes`."""
     error_body_bytes: Count = 64 * 1024
     """How much of an engine's error answer is read to translate it."""
     engine_secret: Annotated[SecretStr, AfterValidator(_one_secret)] | None = None
     """What engines with our guard want to see; sent to every engine. Give it by environment, not in a file."""
     engine_secret_file: Annotated[Path, AfterValidator(_secret_file)] | None = None
     """A file with the secret in its first line, in place of `engine_secret`; read at the start."""
+
+    engine_ca: Path | None = None
+    """PEM file of the authorities that engines behind https:// are verified with; None: those of the machine. There is no way to
+    do without: an engine's self-signed certificate can stand in this file itself. New files are taken up by new connections."""
+    engine_client_certificate: Path | None = None
+    """Certificate chain and key as PEM files, shown to engines that ask for a client's certificate."""
+    engine_client_key: Path | None = None
+
+    @model_validator(mode="after")
+    def _whole_client_pair(self) -> RelaySettings:
+        if (self.engine_client_certificate is None) != (self.engine_client_key is None):
+            raise ValueError("engine_client_certificate and engine_client_key belong together; give both or none")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> RelaySettings:
@@ -287,6 +354,9 @@ class EndpointSettings(_Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
     url: Annotated[str, AfterValidator(_engine_url)]
     model: Annotated[str, Field(min_length=1, max_length=256)]
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
+    """What the engine does with the model, any of generate, embed, score and transcription. Routes of other tasks answer 404
+    for it. The same for all endpoints of a model."""
     pool: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
 
@@ -296,6 +366,7 @@ class PoolSettings(_Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
     model: Annotated[str, Field(min_length=1, max_length=256)]
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
     host: Annotated[Host, Field(min_length=1)]
     port: Annotated[int, Field(ge=1, le=65535)]
@@ -306,6 +377,27 @@ class DiscoverySettings(_Section):
 
     period_seconds: Seconds = 2.0
     timeout_seconds: Seconds = 5.0
+
+
+class TracingSettings(_Section):
+    """Spans for requests and their attempts, over OTLP. The variables of OpenTelemetry (`OTEL_…`) are not read."""
+
+    endpoint: Annotated[str, AfterValidator(_traces_url)] | None = None
+    """A receiver of traces over HTTP, as http://collector:4318/v1/traces. None: no spans are made, and a client's `traceparent`
+    goes to the engine as it is."""
+    headers: Annotated[dict[str, SecretStr], AfterValidator(_header_fields)] = {}
+    """Sent to the receiver, as its key; give them by environment, not in a file."""
+    ca: Path | None = None
+    """PEM file of the authorities that a receiver behind https:// is verified with; None: those of the machine."""
+    service_name: Annotated[str, Field(min_length=1, max_length=128)] = "serving-gateway"
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of the requests without a valid `traceparent`; where there is one, its caller has decided."""
+    queue_requests: Count = 4096
+    """Ended requests that wait to be sent; more are dropped and counted."""
+    interval_seconds: Seconds = 1.0
+    """How long an ended request may wait for others to be sent with it; also the pause before a failed send is tried again."""
+    timeout_seconds: Seconds = 10.0
+    """For connecting to the receiver and for each of its answers."""
 
 
 class LoggingSettings(_Section):
@@ -331,6 +423,7 @@ class Settings(BaseSettings):
     probe: ProbeSettings = ProbeSettings()
     auth: AuthSettings = AuthSettings()
     logging: LoggingSettings = LoggingSettings()
+    tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
     pools: tuple[PoolSettings, ...] = ()
     discovery: DiscoverySettings = DiscoverySettings()
@@ -341,6 +434,16 @@ class Settings(BaseSettings):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"endpoints: the name {name!r} is given twice")
+        sources: tuple[EndpointSettings | PoolSettings, ...] = (*self.endpoints, *self.pools)
+        first_of = {source.model: source for source in reversed(sources)}
+        for source in sources:
+            first = first_of[source.model]
+            if set(source.tasks) != set(first.tasks):
+                place = "endpoints" if source in self.endpoints else "pools"
+                raise ValueError(
+                    f"{place}: {first.name!r} and {source.name!r} serve the model {source.model!r} with different tasks; "
+                    "give both the same tasks, or two models"
+                )
         return self
 
     @model_validator(mode="after")
@@ -390,10 +493,15 @@ def engine_environment(additions: Mapping[str, str], *, secret: str | None = Non
 
 
 def engine_secret_is_given() -> bool:
-    """Whether this process's environment holds a secret for an engine's guard.
+    """Whether this process's environment holds a secret for an engine's guard. Raises: as `engine_secrets`."""
+    return bool(engine_secrets())
+
+
+def engine_secrets() -> tuple[str, ...]:
+    """The secrets that this process's environment holds for an engine's guard, any of which it will take.
 
     Raises:
-        ConfigurationError: it cannot be used, or its variable is misspelt: the engine would be open without anybody knowing.
+        ConfigurationError: they cannot be used, or a variable is misspelt: the engine would be open without anybody knowing.
     """
     _refuse_unknown_variables(os.environ)
     for name in os.environ:
@@ -405,12 +513,10 @@ def engine_secret_is_given() -> bool:
     name = ENGINE_SECRET if path is None else ENGINE_SECRET_FILE
     try:
         if path is not None:
-            _secret_file(Path(path))
-        elif value is not None:
-            _secret_lines(os.fsencode(value))
+            return tuple(_secret_lines(_secret_file(Path(path)).read_bytes()))
+        return () if value is None else tuple(_secret_lines(os.fsencode(value)))
     except ValueError as error:
         raise ConfigurationError(f"environment: {name}: {error}") from None
-    return value is not None or path is not None
 
 
 def cache_dir() -> Path:

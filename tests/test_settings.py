@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from serving.core.errors import ConfigurationError
-from serving.settings import EndpointSettings, cache_dir, catalog_dir, load_settings
+from serving.settings import EndpointSettings, TracingSettings, cache_dir, catalog_dir, load_settings
 
 SECRET = "sk-never-shown"
 ENDPOINTS = '[{"name": "e1", "url": "http://engine:8000", "model": "tiny"}]'
@@ -276,7 +276,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     "url",
     [
         "engine:8000",
-        "https://engine:8000",
+        "ftp://engine:8000",
+        "https://",
+        "https://engine:8000/v1",
         "http://",
         "http://:8000",
         "http://engine:port",
@@ -313,6 +315,7 @@ def test_an_address_that_cannot_be_an_engines_is_refused(url: str) -> None:
         ("http://engine:8000", "http://engine:8000"),
         ("http://engine:8000/", "http://engine:8000"),
         ("http://engine", "http://engine"),
+        ("https://engine:8443/", "https://engine:8443"),
         ("http://[::1]:8000", "http://[::1]:8000"),
         ("unix:/run/engine.sock", "unix:/run/engine.sock"),
         ("unix:///run/engine.sock", "unix:///run/engine.sock"),
@@ -326,6 +329,70 @@ def test_two_endpoints_of_one_name_are_refused(file_with: WriteFile) -> None:
     one = "{name: e1, url: 'http://engine:1', model: m}"
     path = file_with(f"endpoints: [{one}, {one}]\n")
     assert complaint(path) == f"{path}: endpoints: the name 'e1' is given twice"
+
+
+# Retries
+
+
+def test_the_retry_budget_is_set_field_by_field(file_with: WriteFile, set_variable: SetVariable) -> None:
+    set_variable("SERVING_RELAY__RETRY_BUDGET__SHARE", "0.1")
+    budget = load_settings(file_with("relay: {retry_budget: {least_per_second: 0}}\n")).relay.retry_budget
+    assert (budget.share, budget.least_per_second, budget.window_seconds) == (0.1, 0.0, 10)
+
+
+# TLS to engines
+
+
+def test_half_of_a_client_pair_is_refused(file_with: WriteFile) -> None:
+    path = file_with("relay: {engine_client_key: key.pem}\n")
+    assert complaint(path) == (
+        f"{path}: relay: engine_client_certificate and engine_client_key belong together; give both or none"
+    )
+
+
+# Traces
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["collector:4318", "grpc://collector:4317", "http://", "http://c:port", "http://u@c:4318", "http://c:4318/v1/traces?x=1", ""],
+)
+def test_an_address_that_takes_no_traces_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError):
+        TracingSettings(endpoint=url)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_the_usual_path_of_traces_need_not_be_given(path: str) -> None:
+    assert TracingSettings(endpoint=f"http://collector:4318{path}").endpoint == "http://collector:4318/v1/traces"
+
+
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ({"x key": SECRET}, "holds a name that no HTTP header can have"),
+        ({"": SECRET}, "holds a name that no HTTP header can have"),
+        ({"x-key": f"{SECRET}\r\nb: c"}, "x-key: must be printable ASCII"),
+        ({"x-key": f"{SECRET}ü"}, "x-key: must be printable ASCII"),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_refused_without_their_values(
+    file_with: WriteFile, headers: dict[str, str], says: str
+) -> None:
+    path = file_with(f"tracing: {{headers: {json.dumps(headers)}}}\n")
+    assert complaint(path) == f"{path}: tracing.headers: {says}"
+
+
+def test_the_receivers_key_comes_by_environment(set_variable: SetVariable) -> None:
+    set_variable("SERVING_TRACING__HEADERS", json.dumps({"x-key": SECRET}))
+    settings = load_settings()
+    assert settings.tracing.headers["x-key"].get_secret_value() == SECRET
+    assert SECRET not in repr(settings)
+
+
+def test_opentelemetrys_own_variables_are_not_read(set_variable: SetVariable) -> None:
+    set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    assert load_settings().tracing.endpoint is None
 
 
 # Secrets
@@ -488,3 +555,28 @@ SHIPPED = sorted((Path(__file__).parent.parent / "configs" / "gateway").glob("*.
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_each_file_that_ships_is_read(path: Path) -> None:
     assert load_settings(path).endpoints
+
+
+def test_an_endpoint_generates_unless_it_says_otherwise(file_with: WriteFile) -> None:
+    path = file_with(
+        "endpoints:\n"
+        "- {name: e1, url: 'http://e:1', model: m}\n"
+        "- {name: e2, url: 'http://e:2', model: n, tasks: [embed, score]}\n"
+        "- {name: e3, url: 'http://e:3', model: n, tasks: [score, embed]}\n"
+    )
+    assert [endpoint.tasks for endpoint in load_settings(path).endpoints][:2] == [("generate",), ("embed", "score")]
+
+
+@pytest.mark.parametrize("tasks", ["[]", "[chat]", "generate", "[generate, 1]"])
+def test_tasks_are_of_a_closed_set(file_with: WriteFile, tasks: str) -> None:
+    path = file_with(f"endpoints: [{{name: e1, url: 'http://e:1', model: m, tasks: {tasks}}}]\n")
+    assert complaint(path).startswith(f"{path}: endpoints.0.tasks")
+
+
+def test_endpoints_of_one_model_do_the_same(file_with: WriteFile) -> None:
+    path = file_with(
+        "endpoints:\n- {name: e1, url: 'http://e:1', model: m}\n- {name: e2, url: 'http://e:2', model: m, tasks: [embed]}\n"
+    )
+    assert complaint(path) == (
+        f"{path}: endpoints: 'e1' and 'e2' serve the model 'm' with different tasks; give both the same tasks, or two models"
+    )

@@ -17,13 +17,14 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from serving.api.cycle import Cycle, cycle_of
 from serving.api.decoding import Decoder, decoder_for
 from serving.api.errors import internal_fault
-from serving.api.reply import Receive, Reply, Scope, Send, cycle_of, reply_to
+from serving.api.reply import Receive, Reply, Scope, Send, reply_to
+from serving.api.upload import BodyUpload, too_large
 from serving.core.clock import monotonic
 from serving.core.context import RequestContext
 from serving.core.errors import (
-    BodyTooLarge,
     ClientGone,
     MethodNotAllowed,
     RequestError,
@@ -43,7 +44,7 @@ SWEEP_SECONDS = 0.25
 _random = random.Random()
 """Request ids must differ, not be secret; a system call for each would cost more than all else that is done for it."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(rb"[\x21-\x7e \t]{1,512}")
 
 
@@ -57,8 +58,8 @@ class Edge:
         self._client_write_timeout_seconds = relay.client_write_timeout_seconds
         self._comment_seconds = relay.keep_alive_comment_seconds
         self._active: set[Visit] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Set when no request is under way; only there when somebody waits for that."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = ROUTES.get(scope["path"]) if scope["type"] == "http" else None
@@ -76,13 +77,13 @@ class Edge:
         cycle = cycle_of(receive)
         visit = Visit(ctx, reply, task, receive, cycle)
         self._active.add(visit)
-        self._idle.clear()
         try:
-            await self._serve(visit, Body(headers, receive, self._limits, whole=cycle is not None and not cycle.more_body))
+            await self._serve(visit, Body(headers, receive, self._limits, cycle))
         finally:
-            visit.close()
+            if cycle is None or visit.commented:
+                visit.close()
             self._active.discard(visit)
-            if not self._active:
+            if self._idle is not None and not self._active:
                 self._idle.set()
 
     async def _serve(self, visit: Visit, body: Body) -> None:
@@ -129,20 +130,27 @@ class Edge:
 
     async def idle(self, timeout_seconds: float) -> None:
         """Wait until no request is under way, at most this long."""
+        self._idle = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                await self._idle.wait()
+                while self._active:
+                    self._idle.clear()
+                    await self._idle.wait()
+
+
+def request_id(given: bytes | None) -> str:
+    """The client's own id where it is one, else a new one."""
+    if given is not None and _REQUEST_ID.fullmatch(given) is not None:
+        return given.decode("ascii")
+    return f"{_random.getrandbits(128):032x}"
 
 
 def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
-    given = headers.get(b"x-request-id")
-    valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
-    request_id = given.decode("ascii") if valid and given else f"{_random.getrandbits(128):032x}"
     traceparent = headers.get(b"traceparent")
     traced = traceparent is not None and _TRACEPARENT.fullmatch(traceparent) is not None
     tracestate = headers.get(b"tracestate", b"")
     return RequestContext(
-        request_id=request_id,
+        request_id=request_id(headers.get(b"x-request-id")),
         route=route,
         credential=_credential(route, headers),
         arrived=monotonic(),
@@ -209,6 +217,10 @@ class Visit:
         return peer_left is not None and bool(peer_left())
 
     @property
+    def commented(self) -> bool:
+        return self._commenting is not None
+
+    @property
     def silent_since(self) -> float:
         """Since when the client of a stream that an engine works on has heard nothing; never where it must not hear comments."""
         ctx, reply = self.ctx, self.reply
@@ -241,18 +253,24 @@ class Visit:
 class Body:
     """The client's side: reads the body within its limits."""
 
-    def __init__(self, headers: dict[bytes, bytes], receive: Receive, limits: LimitSettings, *, whole: bool = False) -> None:
-        self.on_complete: Callable[[], None] = lambda: None
+    on_complete: Callable[[], None] | None = None
+
+    def __init__(
+        self, headers: dict[bytes, bytes], receive: Receive, limits: LimitSettings, cycle: RequestResponseCycle | None = None
+    ) -> None:
         self._headers = headers
         self._receive = receive
         self._limits = limits
-        self._whole = whole
-        """All of it is here already, so there is nothing to wait for."""
+        self._cycle = cycle
+        """Knows whether all of the body is here already, so that there is nothing to wait for."""
 
     async def body(self) -> bytes:
         self._check_head()
-        decoder = decoder_for(self._headers.get(b"content-encoding"), self._limits.body_bytes)
-        if self._whole:
+        cycle, coding = self._cycle, self._headers.get(b"content-encoding")
+        if coding is None and isinstance(cycle, Cycle) and cycle.whole_body:
+            return cycle.whole_body
+        decoder = decoder_for(coding, self._limits.body_bytes)
+        if cycle is not None and not cycle.more_body:
             body = await self._read(decoder)
         else:
             try:
@@ -262,13 +280,26 @@ class Body:
                 raise RequestTimeout(
                     f"The body did not arrive within {self._limits.body_timeout_seconds:g} s.", headers={"connection": "close"}
                 ) from None
-        self.on_complete()
+        if self.on_complete is not None:
+            self.on_complete()
         return body
 
-    def _check_head(self) -> None:
+    def upload(self) -> BodyUpload:
+        """The same body in pieces, for forms."""
+        self._check_length()
+        content_type = self._headers.get(b"content-type", b"")
+        if content_type.partition(b";")[0].strip().lower() != b"multipart/form-data":
+            raise UnsupportedMedia("The header Content-Type must be multipart/form-data.")
+        decoder = decoder_for(self._headers.get(b"content-encoding"), self._limits.body_bytes)
+        return BodyUpload(content_type, self._receive, decoder, self._limits, self.on_complete or (lambda: None))
+
+    def _check_length(self) -> None:
         length = self._headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limits.body_bytes:
-            raise self._too_large()
+            raise too_large(self._limits)
+
+    def _check_head(self) -> None:
+        self._check_length()
         kind = self._headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
         if kind != b"application/json" and not kind.endswith(b"+json"):
             raise UnsupportedMedia("The header Content-Type must be application/json.")
@@ -283,7 +314,7 @@ class Body:
             part = message.get("body", b"")
             total += len(part)
             if total > self._limits.body_bytes:
-                raise self._too_large()
+                raise too_large(self._limits)
             if decoder is None:
                 parts.append(part)
             else:
@@ -292,7 +323,3 @@ class Body:
                 if decoder is not None:
                     decoder.finish()
                 return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _too_large(self) -> BodyTooLarge:
-        # The rest of the body stays unread, so the connection cannot carry another request.
-        return BodyTooLarge(f"The body is larger than {self._limits.body_bytes} bytes.", headers={"connection": "close"})

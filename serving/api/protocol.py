@@ -15,18 +15,40 @@ from typing import Any, cast
 
 import httptools
 import uvicorn
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from serving.api.cycle import Cycle, wake
 from serving.api.door import SURPLUS_CONNECTIONS, DoorConfig, full
 from serving.api.errors import error_body, error_headers
 from serving.core.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout, UrlTooLong
+from serving.core.field_lines import KnownLines
+from serving.core.routes import ROUTES
 
 LINGER_SECONDS = 1.0
 """A refused client may go on sending for this long, unread, so that a reset does not overtake the answer."""
 _SINGLE = (b"host", b"transfer-encoding", b"authorization", b"x-api-key", b"content-type", b"content-encoding")
 _ONCE = {name: 1 << bit for bit, name in enumerate(_SINGLE)}
 """Headers of which a request has one, each with its bit: two readers could act on different ones."""
+_HOST = _ONCE[b"host"]
+_LENGTH = 1 << len(_SINGLE)
+_REQUEST_LINES = {b"POST %s HTTP/1.1" % path.encode(): path for path in ROUTES}
+
+
+def _ordinary(name: bytes, value: bytes) -> tuple[tuple[bytes, bytes], int] | None:
+    """A field and its bit; None for one that changes how the request is framed or what becomes of the connection."""
+    if name in (b"transfer-encoding", b"expect", b"upgrade", b"trailer", b"te"):
+        return None
+    if name == b"connection" and value.lower() != b"keep-alive":
+        return None
+    if name == b"content-length":
+        return ((name, value), _LENGTH) if value.isdigit() and len(value) <= _LENGTH_DIGITS else None
+    return (name, value), _ONCE.get(name, 0)
+
+
+_LENGTH_DIGITS = 12
+_LINES = KnownLines(_ordinary)
 
 
 class _Refused(Exception):
@@ -99,6 +121,12 @@ class Connection(HttpToolsProtocol):
         self._upgrades = False
         self._cycles: deque[RequestResponseCycle] = deque()
         """The request that is being answered, then those that wait behind it."""
+        self._idle_since = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._mid_message = False
+        """The parser is inside a request."""
+        self._owed_bytes = 0
+        """What is still to come of the body of a request whose head the parser did not see."""
 
     # asyncio
 
@@ -124,15 +152,21 @@ class Connection(HttpToolsProtocol):
         for cycle in self._cycles:
             # uvicorn tells only the last one.
             cycle.disconnected = True
-            cycle.message_event.set()
+            wake(cycle)
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._unset_keepalive_if_required()
-        self._heard = False
+        if self._owed_bytes:
+            data = self._owed(data)
+            if not data:
+                return
+        elif self._take(data):
+            return
+        self._mid_message, self._heard = True, False
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -144,6 +178,88 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._too_large())
         elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._timer = self.loop.call_later(self._limits.header_timeout_seconds, self._head_overdue)
+
+    def _take(self, data: bytes) -> bool:
+        """Take a request for an engine without the parser, if it is ordinary in every way; all others are the parser's.
+
+        Most are: the same few header lines, a length, and a body behind them.
+        """
+        cycle = self.cycle
+        if self._mid_message or self._surplus or (cycle is not None and not cycle.response_complete):
+            return False
+        end = data.find(b"\r\n\r\n")
+        if not 0 < end <= self._limits.header_bytes:
+            return False
+        lines = data[:end].split(b"\r\n")
+        path = _REQUEST_LINES.get(lines[0])
+        if path is None or len(lines) > self._header_count:
+            return False
+        headers: list[tuple[bytes, bytes]] = []
+        seen = length = 0
+        known, learn = _LINES.known, _LINES.learn
+        del lines[0]
+        for line in lines:
+            found = known.get(line) or learn(line)
+            if found is None:
+                return False
+            header, bit = found
+            if bit:
+                if seen & bit:
+                    return False
+                seen |= bit
+                if bit == _LENGTH:
+                    length = int(header[1])
+            headers.append(header)
+        body = data[end + 4 :]
+        owed_bytes = length - len(body)
+        if not seen & _HOST or not seen & _LENGTH or owed_bytes < 0:
+            return False
+        self._stop_timer()
+        self._owed_bytes = owed_bytes
+        self._begin(path, headers, body)
+        return True
+
+    def _begin(self, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Serve a request that the parser did not see."""
+        scope: Any = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "headers": headers,
+            "state": self.app_state.copy(),
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode("ascii"),
+            "query_string": b"",
+        }
+        cycle = self.cycle = Cycle(
+            scope,
+            self._outlet,
+            self.flow,
+            self.server_state.default_headers,
+            self.on_response_complete,
+            body,
+            more_body=self._owed_bytes > 0,
+        )
+        self._cycles.append(cycle)
+        self._start_asgi_task(cycle, self.app)
+
+    def _owed(self, data: bytes) -> bytes:
+        """Bytes of such a request's body; returns what is behind them."""
+        cycle = self.cycle
+        body, rest = (data, b"") if len(data) <= self._owed_bytes else (data[: self._owed_bytes], data[self._owed_bytes :])
+        self._owed_bytes -= len(body)
+        if not cycle.response_complete:
+            cycle.body += body
+            cycle.more_body = self._owed_bytes > 0
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            wake(cycle)
+        return rest
 
     def _feed(self, data: bytes) -> None:
         while True:
@@ -161,7 +277,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = self._heard = True
+        self._in_head = self._heard = self._mid_message = True
         self._trailer_bytes = self._seen = 0
         self._upgrades = False
 
@@ -242,7 +358,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._heard = True
+        self._heard, self._mid_message = True, False
         if not self._upgrades:
             super().on_message_complete()
 
@@ -263,7 +379,7 @@ class Connection(HttpToolsProtocol):
                 return
             self._outlet.shut()
             cycle.disconnected = True
-            cycle.message_event.set()
+            wake(cycle)
             if cycle.response_started:
                 self.transport.close()
                 return
@@ -278,10 +394,28 @@ class Connection(HttpToolsProtocol):
         if self._cycles:
             self._cycles.popleft()
         self._watch_flush()
-        if self._deaf:
-            self.server_state.total_requests += 1
+        self.server_state.total_requests += 1
+        if self._deaf or self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        # One timer for as long as the connection lives: setting one for each request would cost more than reading its head.
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._idle_too_long)
+
+    def _idle_too_long(self) -> None:
+        self._idle_timer = None
+        if self._timer is not None or self.pipeline or not self.cycle.response_complete:
+            # Something is under way; the end of the next answer sets the timer again.
+            return
+        left_seconds = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_seconds > 0:
+            self._idle_timer = self.loop.call_later(left_seconds, self._idle_too_long)
         else:
-            super().on_response_complete()
+            self.transport.close()
 
     def _close(self) -> None:
         """An answer is out that ends the connection."""

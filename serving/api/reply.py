@@ -8,6 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from serving.api.cycle import cycle_of, wake
 from serving.api.errors import error_body, error_event, error_headers
 from serving.core.clock import monotonic
 from serving.core.context import Headers, RequestContext, Write
@@ -137,9 +138,11 @@ class SplicedReply(Reply):
             # The client may now send the body that it announced, or leave it out: nobody could tell what follows.
             cycle.waiting_for_100_continue = False
             cycle.keep_alive = False
-        parts = [STATUS_LINE[status]]
         self._chunked = cycle.scope["http_version"] == "1.1"
-        for name, value in cycle.default_headers + self._head(headers):
+        parts = [STATUS_LINE[status]]
+        for name, value in cycle.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        for name, value in self._head(headers):
             if name == b"content-length":
                 self._chunked = False
             elif name == b"connection" and value == b"close":
@@ -148,9 +151,7 @@ class SplicedReply(Reply):
             parts += (name, b": ", value, b"\r\n")
         if not cycle.keep_alive:
             parts.append(b"connection: close\r\n")
-        if self._chunked:
-            parts.append(b"transfer-encoding: chunked\r\n")
-        parts.append(b"\r\n")
+        parts.append(b"transfer-encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")
         self._pending = b"".join(parts)
 
     async def send(self, data: bytes, *, last: bool) -> None:
@@ -188,33 +189,28 @@ class SplicedReply(Reply):
             await self._flow.drain()
             self.blocked_since = 0.0
 
-    def _write(self, data: bytes) -> bool:
+    def _write(self, data: bytes, framed: bytes | None) -> bool:
         cycle = self._cycle
         if data and not cycle.disconnected:
-            self.mid_event = not data.endswith(b"\n\n")
-            text = b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data
+            self.mid_event = data[-2:] != b"\n\n"
+            if self._chunked:
+                data = framed or b"%x\r\n%s\r\n" % (len(data), data)
             if self._pending:
-                text, self._pending = self._pending + text, b""
-            cycle.transport.write(text)
+                data, self._pending = self._pending + data, b""
+            cycle.transport.write(data)
         return not self._flow.write_paused
 
     def _finish(self) -> None:
         """What uvicorn's own `send` does after the last byte."""
         cycle = self._cycle
         cycle.response_complete = True
-        cycle.message_event.set()
+        wake(cycle)
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
 
     def drop(self) -> None:
         self._cycle.transport.abort()
-
-
-def cycle_of(message_channel: Receive | Send) -> RequestResponseCycle | None:
-    """uvicorn's request cycle behind a `receive` or `send` of its own; None for any other server, or where something wraps it."""
-    cycle = getattr(message_channel, "__self__", None)
-    return cycle if type(cycle) is RequestResponseCycle else None
 
 
 def reply_to(ctx: RequestContext, send: Send) -> Reply:

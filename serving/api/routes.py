@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from serving.api.edge import bearer
 from serving.api.errors import error_body, error_headers, internal_fault
+from serving.api.openapi import document
 from serving.core.clock import wall_seconds
 from serving.core.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, NotFound, RequestError
 from serving.fleet.store import Fleet
 from serving.observability.metrics import Metrics
+from serving.settings import Settings
 from serving.tenancy.identities import Identities
 
 
-def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics | None, draining: Callable[[], bool]) -> FastAPI:
-    """The FastAPI application behind the hot path; without `metrics`, they are served elsewhere."""
+def create_api(
+    *,
+    fleet: Fleet,
+    identities: Identities,
+    metrics: Metrics | None,
+    draining: Callable[[], bool],
+    published: Settings | None,
+) -> FastAPI:
+    """The FastAPI application behind the hot path; without `metrics`, they are served elsewhere.
+
+    With `published`, it tells the OpenAPI document of a gateway with these settings.
+    """
     api = _bare_api()
     _add_probes(api, fleet, draining)
     if metrics is not None:
@@ -31,6 +45,7 @@ def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics | None,
             "created": created_seconds,
             "owned_by": "serving",
             "ready": fleet.snapshot.ready(model),
+            "tasks": list(fleet.snapshot.tasks(model)),
         }
 
     def identify(request: Request) -> None:
@@ -49,6 +64,8 @@ def create_api(*, fleet: Fleet, identities: Identities, metrics: Metrics | None,
             raise ModelNotFound("The model does not exist here. GET /v1/models lists those that do.", param="model")
         return card(model)
 
+    if published is not None:
+        _add_document(api, published)
     return api
 
 
@@ -82,6 +99,17 @@ def _add_metrics(api: FastAPI, metrics: Metrics) -> None:
     async def scrape() -> Response:
         text, content_type = metrics.exposition()
         return Response(text, media_type=content_type)
+
+
+def _add_document(api: FastAPI, settings: Settings) -> None:
+    """Publish all routes that are there by now, and the document itself."""
+
+    @api.api_route("/openapi.json", methods=["GET", "HEAD"])
+    async def openapi() -> Response:
+        return Response(text, media_type="application/json")
+
+    own = [(route.path, route.methods) for route in api.routes if isinstance(route, APIRoute)]
+    text = orjson.dumps(document(settings, own))
 
 
 def _bare_api() -> FastAPI:

@@ -14,3 +14,8 @@ monotonic: Clock = time.monotonic
 def wall_seconds() -> float:
     """Seconds since the epoch, for time stamps only."""
     return time.time()
+
+
+def wall_nanoseconds() -> int:
+    """The same in nanoseconds."""
+    return time.time_ns()

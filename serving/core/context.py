@@ -4,25 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from serving.core.outcomes import Outcome
 from serving.core.routes import Route
+from serving.core.trace import Trace
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one request; None where the engine did not say. `prompt_tokens` includes `cached_tokens`."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    audio_seconds: int | None = None
+    """What an engine tells in place of tokens of a transcription that is no stream."""
 
 
 UNKNOWN_USAGE = Usage()
+
+
+class Upload(Protocol):
+    """A body that is read as it comes."""
+
+    content_type: bytes
+
+    async def piece(self) -> tuple[bytes, bool]:
+        """The next bytes, decoded, and whether the body is whole with them.
+
+        Raises: BodyTooLarge, RequestTimeout, InvalidRequest, ClientGone.
+        """
+        ...
+
+
+class Rest(Protocol):
+    """The end of a body on its way to an engine."""
+
+    begun: bool
+    """Something of it was taken, and is gone."""
+
+    async def piece(self) -> tuple[bytes, bool]:
+        """The next bytes for the engine, and whether the body is whole with them. Raises as `Upload.piece` does."""
+        ...
 
 
 @dataclass(slots=True)
@@ -38,9 +64,15 @@ class RequestContext:
     arrived: float
     traceparent: str | None = None
     tracestate: str | None = None
+    trace: Trace | None = None
+    """Only while tracing is on."""
 
     tenant: str = ""
     body: bytes = b""
+    content_type: bytes = b"application/json"
+    """Of the body as the engine gets it."""
+    rest: Rest | None = None
+    """What of the body comes after `body` while the engine takes it; its size is not known."""
     body_bytes: int = 0
     """Size of the body as the client sent it."""
     document: dict[str, Any] = field(default_factory=dict)
@@ -85,9 +117,16 @@ class Incoming(Protocol):
         """
         ...
 
+    def upload(self) -> Upload:
+        """The same body in pieces. Raises: BodyTooLarge, UnsupportedMedia."""
+        ...
 
-Write = Callable[[bytes], bool]
-"""Writes bytes at once and returns whether the client's buffer has room for more."""
+
+Write = Callable[[bytes, bytes | None], bool]
+"""Writes bytes at once and returns whether the client's buffer has room for more.
+
+Where the same bytes are at hand as HTTP/1.1 chunks already, those are the second argument and spare the framing.
+"""
 
 
 class Outgoing(Protocol):

@@ -16,6 +16,7 @@
         ├── Unavailable           503   no engine can serve the model now
         ├── EngineFailed          502   engines were tried and failed before the first byte
         ├── EngineTimedOut        504   no first byte in time
+        ├── DeadlineExceeded      504   the request's whole time is used up
         └── ClientGone            499   nobody is left to answer; never rendered
 
 Errors of foreign libraries are translated where they are caught, never passed on.
@@ -156,6 +157,13 @@ class EngineTimedOut(RequestError):
     type = "server_error"
     code = "engine_timeout"
     outcome = "engine_timeout"
+
+
+class DeadlineExceeded(RequestError):
+    status = 504
+    type = "server_error"
+    code = "deadline_exceeded"
+    outcome = "deadline_exceeded"
 
 
 class ClientGone(RequestError):

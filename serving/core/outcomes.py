@@ -19,6 +19,8 @@ class Outcome(StrEnum):
     ENGINE_ERROR = "engine_error"
     """Engines failed before the first byte, or said so in the stream."""
     ENGINE_TIMEOUT = "engine_timeout"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    """The request was not done within the time that the gateway gives any request."""
     TRUNCATED = "truncated"
     """The engine's answer broke off after its first byte had gone to the client."""
     CLIENT_CANCELLED = "client_cancelled"
@@ -46,4 +48,14 @@ class AttemptResult(StrEnum):
     """The connection ended inside the answer."""
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
-    """Given up by the gateway: client gone, client slow, or shutdown."""
+    """Given up by the gateway: client gone, client slow, the request's time used up, or shutdown."""
+
+
+class RetryDenied(StrEnum):
+    """Why a failed attempt was not followed by another although an engine was left and the failure could be the engine's."""
+
+    BUDGET = "budget"
+    """Retries have had their share of the traffic."""
+    DEADLINE = "deadline"
+    NOT_REPEATABLE = "not_repeatable"
+    """An engine had taken the request and may have changed something by it."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+Task = Literal["generate", "embed", "score", "transcription"]
+"""What an engine does with its model, in vLLM's words; an endpoint may do several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +17,17 @@ class Field:
     kinds: tuple[type, ...]
     words: str
     """What it must be, for the error."""
+    instead: tuple[str, ...] = ()
+    """Fields that may stand in its place, which the engine then judges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A field whose items each cost an engine work."""
+
+    name: str
+    limit: Literal["prompts", "inputs", "documents"]
+    """Which of the ceilings of `limits.parameters` holds for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +44,20 @@ class Dialect:
     """A stream has failed when one of these has come."""
     token: bytes
     """Comes once with each event that holds tokens."""
+    plain: bytes
+    """How the plainest event that holds tokens begins; most events of a stream do."""
+    plain_lines: int
+    """How many line ends such an event has, the empty line included."""
+    tail_bytes: int = 128 * 1024
+    """How far from a stream's end its usage and finish reason may stand."""
     prompt_keys: tuple[str, ...]
     """Where in `usage` the prompt's tokens stand, to be added up; all but the first may be missing."""
     cached_path: tuple[str, ...]
     """Where in `usage` the cached tokens stand."""
-    output_key: str
+    output_key: str | None
+    """None: these answers hold no tokens, so that there are 0."""
+    usage_first: bool = False
+    """Whether the usage stands in the first bytes of an answer, before what may be long."""
     usage_before_done: Literal["running", "prompt", "none"]
     """What the usage in a stream that is not whole is worth: the tokens so far, the prompt alone, or nothing."""
     finish_key: bytes
@@ -49,18 +72,25 @@ OPENAI = Dialect(
     done=(b"data: [DONE]",),
     error=(b'data: {"error"',),
     token=b"\ndata:",
+    plain=b'data: {"id":',
+    plain_lines=2,
+    tail_bytes=16 * 1024,
     prompt_keys=("prompt_tokens",),
     cached_path=("prompt_tokens_details", "cached_tokens"),
     output_key="completion_tokens",
     usage_before_done="running",
     finish_key=b'"finish_reason":"',
 )
+POOLING = replace(OPENAI, output_key=None)
+RERANKING = replace(POOLING, usage_first=True)
 RESPONSES = Dialect(
     name="responses",
     done=(b"event: response.completed", b"event: response.incomplete"),
     done_has_data=True,
     error=(b"event: error", b"event: response.failed"),
     token=b".delta\ndata:",
+    plain=b"event: response.output_text.delta\n",
+    plain_lines=3,
     prompt_keys=("input_tokens",),
     cached_path=("input_tokens_details", "cached_tokens"),
     output_key="output_tokens",
@@ -74,6 +104,8 @@ ANTHROPIC = Dialect(
     done_has_data=True,
     error=(b"event: error",),
     token=b"\nevent: content_block_delta\n",
+    plain=b"event: content_block_delta\n",
+    plain_lines=3,
     prompt_keys=("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
     cached_path=("cache_read_input_tokens",),
     output_key="output_tokens",
@@ -94,14 +126,23 @@ class Route:
     path: str
     dialect: Dialect
     required: tuple[Field, ...]
+    task: Task | None = "generate"
+    """What an engine must do to answer it; None: every engine does."""
+    counted: tuple[Counted, ...] = ()
     refused: tuple[str, ...] = ()
     """Fields that may only be null or false."""
     refused_words: str = ""
     """Why, for the error."""
     forced: tuple[tuple[str, bytes], ...] = ()
     """Fields that the gateway sets whatever the client said, as JSON."""
-    generates: bool = True
-    """Whether the model works on it: what does not has no stream, no usage and no cached prefix."""
+    runs_model: bool = True
+    """Whether the model works on it: what does not has no usage and no cached prefix."""
+    streams: bool = True
+    """Whether a client may ask for a stream."""
+    form: bool = False
+    """Whether the body is a multipart form with a file in place of JSON."""
+    usage_header: bytes | None = None
+    """A header of the answer that tells the usage where the body cannot, and belongs to the client."""
     usage_option: bool = False
     """Whether a stream tells its usage only when `stream_options.include_usage` asks for it."""
     silent_events: int = 0
@@ -127,6 +168,7 @@ COMPLETIONS = Route(
     "/v1/completions",
     OPENAI,
     required=(Field("prompt", (str, list), "a string or an array"),),
+    counted=(Counted("prompt", "prompts"),),
     usage_option=True,
 )
 RESPONSES_ROUTE = Route(
@@ -149,6 +191,90 @@ COUNT_TOKENS = Route(
     "/v1/messages/count_tokens",
     ANTHROPIC,
     required=(_MESSAGES,),
-    generates=False,
+    runs_model=False,
+    streams=False,
 )
-ROUTES = {route.path: route for route in (CHAT_COMPLETIONS, COMPLETIONS, RESPONSES_ROUTE, MESSAGES, COUNT_TOKENS)}
+EMBEDDINGS = Route(
+    "embeddings",
+    "/v1/embeddings",
+    POOLING,
+    required=(Field("input", (str, list), "a string or an array", instead=("messages",)),),
+    task="embed",
+    counted=(Counted("input", "inputs"), Counted("messages", "inputs")),
+    streams=False,
+    usage_header=b"metadata",
+)
+
+
+def _rerank(name: str, path: str) -> Route:
+    query = Field("query", (str, dict), "a string or an object with 'content'")
+    documents = Field("documents", (str, list, dict), "an array of documents")
+    counted = (Counted("documents", "documents"),)
+    return Route(name, path, RERANKING, required=(query, documents), task="score", counted=counted, streams=False)
+
+
+RERANK = _rerank("rerank", "/v1/rerank")
+RERANK_V2 = _rerank("rerank_v2", "/v2/rerank")
+_LEFT = ("text_1", "queries", "data_1")
+_RIGHT = ("text_2", "documents", "items", "data_2")
+SCORE = Route(
+    "score",
+    "/v1/score",
+    POOLING,
+    required=(
+        Field("text_1", (str, list, dict), "a text or an array of texts", instead=_LEFT[1:]),
+        Field("text_2", (str, list, dict), "a text or an array of texts", instead=_RIGHT[1:]),
+    ),
+    task="score",
+    counted=tuple(Counted(name, "documents") for name in (*_LEFT, *_RIGHT)),
+    streams=False,
+)
+
+
+def _audio(name: str, path: str) -> Route:
+    return Route(name, path, OPENAI, required=(), task="transcription", usage_option=True, form=True)
+
+
+TRANSCRIPTIONS = _audio("transcriptions", "/v1/audio/transcriptions")
+TRANSLATIONS = _audio("translations", "/v1/audio/translations")
+TOKENIZE = Route(
+    "tokenize",
+    "/tokenize",
+    OPENAI,
+    required=(Field("prompt", (str,), "a string", instead=("messages",)),),
+    task=None,
+    runs_model=False,
+    streams=False,
+)
+DETOKENIZE = Route(
+    "detokenize",
+    "/detokenize",
+    OPENAI,
+    required=(Field("tokens", (list,), "an array of token ids"),),
+    task=None,
+    runs_model=False,
+    streams=False,
+)
+ROUTES = {
+    route.path: route
+    for route in (
+        CHAT_COMPLETIONS,
+        COMPLETIONS,
+        RESPONSES_ROUTE,
+        MESSAGES,
+        COUNT_TOKENS,
+        EMBEDDINGS,
+        RERANK,
+        RERANK_V2,
+        SCORE,
+        TRANSCRIPTIONS,
+        TRANSLATIONS,
+        TOKENIZE,
+        DETOKENIZE,
+    )
+}
+
+
+def supported(tasks: tuple[Task, ...]) -> list[str]:
+    """The paths that a model with these tasks answers."""
+    return [route.path for route in ROUTES.values() if route.task is None or route.task in tasks]

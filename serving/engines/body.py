@@ -5,7 +5,6 @@ The body is parsed once, here. The engine gets the client's own bytes, but for m
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ import orjson
 
 from serving.core.context import RequestContext
 from serving.core.errors import InvalidRequest
-from serving.core.routes import Field
+from serving.core.routes import Counted, Field
 from serving.engines.edit import edited
 from serving.settings import ParameterLimits
 
@@ -43,6 +42,12 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 _COSTLY = (b",", b"[", b"{", b"\\")
 """What makes a body of a given size slow to read and large in memory; counting them costs next to nothing."""
 GUIDED_NAMES = frozenset(GUIDED)
+_CALLERS_TOOLS = (None, "function", "custom")
+"""Types of tools that the caller runs; every other type is taken for one that the engine runs (mcp, web_search, container, …)."""
+_ONCE_ONLY = frozenset(
+    ("tools", "store", "previous_response_id", "conversation", "background", "container", "mcp_servers", "web_search_options")
+)
+"""Fields by which an engine may be asked to keep state or to run tools."""
 
 
 @dataclass(slots=True)
@@ -68,13 +73,14 @@ def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
-    ctx.stream = bool(stream) and ctx.route.generates
+    ctx.stream = bool(stream) and ctx.route.streams
     for required in ctx.route.required:
         _require(document, required)
     for name in ctx.route.refused:
-        if document.get(name) not in (None, False):
+        value = document.get(name)
+        if value is not None and value is not False:  # 0 is equal to false and is not the same
             raise InvalidRequest(f"The field '{name}' cannot be used: {ctx.route.refused_words}.", param=name)
-    _check_limits(document, limits)
+    _check_limits(document, ctx.route.counted, limits)
     return model
 
 
@@ -91,7 +97,11 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
     if ctx.stream and ctx.route.usage_option:
         _ask_for_usage(ctx, document, edit)
     edit.put.update(ctx.route.forced)
-    if not ctx.route.generates:
+    if ctx.route.usage_header is not None and document.get("encoding_format") == "bytes_only":
+        # The same body as `bytes`, which tells its usage in a header.
+        edit.put["encoding_format"] = b'"bytes"'
+        ctx.hides_usage = True
+    if not ctx.route.runs_model:
         edit.drop.add("cache_salt")
     elif cache_salt is not None:
         edit.put["cache_salt"] = orjson.dumps(cache_salt)
@@ -100,6 +110,21 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
         edit.put["structured_outputs"] = orjson.dumps(guided)
     if edit.drop or edit.put:
         ctx.body = edited(ctx.body, document, drop=edit.drop, put=edit.put)
+
+
+def is_repeatable(ctx: RequestContext) -> bool:
+    """Whether another engine may get the request after a first one took it.
+
+    Not where an engine keeps or continues something, and not where it runs tools itself: whatever they did would be done twice.
+    """
+    document = ctx.document
+    if _ONCE_ONLY.isdisjoint(document):
+        return True
+    tools = document.get("tools")
+    if isinstance(tools, list) and not all(isinstance(tool, dict) and tool.get("type") in _CALLERS_TOOLS for tool in tools):
+        return False
+    forced = ["tools", *(name for name, _ in ctx.route.forced)]
+    return not any(document.get(name) for name in _ONCE_ONLY if name not in forced)
 
 
 def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) -> None:
@@ -134,19 +159,27 @@ def _require(document: dict[str, Any], required: Field) -> None:
     name, words = required.name, required.words
     value = document.get(name)
     if value is None:
-        raise InvalidRequest(f"The field '{name}' is missing: it must be {words}.", param=name)
-    if not isinstance(value, required.kinds):
+        if any(document.get(other) is not None for other in required.instead):
+            return
+        others = f" Or give {_either(required.instead)}." if required.instead else ""
+        raise InvalidRequest(f"The field '{name}' is missing: it must be {words}.{others}", param=name)
+    if not isinstance(value, required.kinds) and not (int in required.kinds and _is_integer(value)):
         raise InvalidRequest(f"The field '{name}' must be {words}.", param=name)
 
 
-def _check_limits(document: dict[str, Any], limits: ParameterLimits) -> None:
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(f"'{name}'" for name in names)
+
+
+def _check_limits(document: dict[str, Any], counted: tuple[Counted, ...], limits: ParameterLimits) -> None:
     """Parameters that multiply an engine's memory or work are bounded before it sees them."""
     bounds = limits.bounds
     for name in bounds.keys() & document.keys():
         _check_bounds(document, name, *bounds[name])
-    prompt = document.get("prompt")
-    if isinstance(prompt, list) and _prompts(prompt) > limits.prompts:
-        raise InvalidRequest(f"The field 'prompt' holds more than {limits.prompts} prompts.", param="prompt")
+    for item in counted:
+        most: int = getattr(limits, item.limit)
+        if _items(document.get(item.name), item) > most:
+            raise InvalidRequest(f"The field '{item.name}' holds more than {most} {item.limit}.", param=item.name)
 
 
 def _check_bounds(document: dict[str, Any], name: str, least: int, most: int | None) -> None:
@@ -154,13 +187,37 @@ def _check_bounds(document: dict[str, Any], name: str, least: int, most: int | N
     if value is None or (name == "logprobs" and isinstance(value, bool)):
         # In chat `logprobs` is a switch; its number is `top_logprobs`.
         return
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not _is_integer(value):
         raise InvalidRequest(f"The field '{name}' must be an integer.", param=name)
     if value < least or (most is not None and value > most):
         right = f"at least {least}" if most is None else f"from {least} to {most}" if most >= least else "left out"
         raise InvalidRequest(f"The field '{name}' must be {right} here.", param=name)
 
 
-def _prompts(prompt: Collection[Any]) -> int:
-    """How many prompts a list is: one where it is a list of token ids."""
-    return 1 if all(isinstance(item, int) for item in prompt) else len(prompt)
+def _is_integer(value: object) -> bool:
+    """What JSON Schema and engines call an integer: 8.0 is one, and true is none."""
+    if isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _items(value: Any, counted: Counted) -> int:
+    """How many pieces of work a field is: a list of token ids is one, and so is a conversation."""
+    if isinstance(value, dict):
+        return _parts(value)
+    if not isinstance(value, list):
+        return 1
+    if counted.limit == "documents":
+        return sum(_parts(item) if isinstance(item, dict) else 1 for item in value)
+    if all(isinstance(item, int) for item in value) or all(_is_turn(item) for item in value):
+        return 1
+    return len(value)
+
+
+def _parts(document: dict[str, Any]) -> int:
+    content = document.get("content")
+    return max(1, len(content)) if isinstance(content, list) else 1
+
+
+def _is_turn(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("role"), str)

@@ -92,8 +92,11 @@ def plan_engine(
     port: int,
     uds: Path | None = None,
     model_path: Path | None = None,
+    report: Report = lambda _: None,
 ) -> EngineCommand:
     """The command that `prepare_engine` would give, without looking at the machine: neither vLLM nor the model is needed.
+
+    `report` is told where the model is not there yet.
 
     Raises:
         ConfigurationError: the catalog, the profile or the engine's secret is wrong.
@@ -103,6 +106,9 @@ def plan_engine(
     profile = find_profile(catalog, profile_name)
     _require_sound(catalog, profile)
     path = model_path or expected_path(catalog.models[profile.model], profile.checkpoint, cache_dir)
+    if not (path / "config.json").is_file():
+        mend = "give another --model-path" if model_path else f"`serving engine {profile_name}` fetches it when it starts"
+        report(f"the model is not at {path} yet; {mend}")
     return _command(catalog, profile, path, host, port, uds, installed_engine(), guard)
 
 

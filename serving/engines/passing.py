@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from serving.core.clock import Clock
-from serving.core.context import RequestContext
-from serving.engines.view import AnswerView, HiddenUsage
+from serving.core.context import RequestContext, Write
+from serving.engines.view import USAGE, AnswerView, HiddenUsage, WholeView
 
 
 class Passing:
@@ -15,7 +15,9 @@ class Passing:
 
     __slots__ = ("_bounds_seconds", "_clock", "_ctx", "_hidden", "_intervals", "view")
 
-    def __init__(self, ctx: RequestContext, view: AnswerView, *, bounds_seconds: Sequence[float], clock: Clock) -> None:
+    def __init__(
+        self, ctx: RequestContext, view: AnswerView | WholeView, *, bounds_seconds: Sequence[float], clock: Clock
+    ) -> None:
         self.view = view
         self._ctx = ctx
         self._hidden = HiddenUsage() if ctx.hides_usage and view.is_stream else None
@@ -37,6 +39,39 @@ class Passing:
                 self._intervals = ctx.chunk_intervals = [0] * (len(self._bounds_seconds) + 1)
             ctx.last_byte = now
         return data if self._hidden is None else self._hidden.feed(data, last=last)
+
+    def to(self, write: Write, on_done: Callable[[], None]) -> Write:
+        """A function that takes a piece and writes what of it the client gets.
+
+        `on_done` is called before the stream's last bytes. Nearly all pieces are one plain event, and each costs the gateway's
+        time as often as there are tokens: those take a way of their own that comes to the same.
+        """
+        ctx, view, clock = self._ctx, self.view, self._clock
+        dialect, bounds_seconds, intervals = ctx.route.dialect, self._bounds_seconds, self._intervals
+        plain, plain_lines = dialect.plain, dialect.plain_lines
+
+        def pass_on(data: bytes, framed: bytes | None) -> bool:
+            nonlocal intervals
+            if (
+                intervals is not None
+                and view.clean
+                and data.startswith(plain)
+                and data.endswith(b"\n\n")
+                and data.count(b"\n") == plain_lines
+                and USAGE not in data
+            ):
+                now = clock()
+                view.feed_plain(data)
+                intervals[bisect_left(bounds_seconds, now - ctx.last_byte)] += 1
+                ctx.last_byte = now
+                return write(data, framed)
+            out = self.take(data, last=False)
+            intervals = self._intervals
+            if view.done:
+                on_done()
+            return write(out, framed if out is data else None)
+
+        return pass_on
 
     @property
     def whole(self) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import orjson
 
+from serving.core.clock import monotonic
 from serving.core.context import Headers, RequestContext
-from serving.engines.wire import Address, AnswerTimedOut, BrokenAnswer, Connection, Exchange, Pool, WireError
+from serving.engines.rest import first_part, send_rest
+from serving.engines.tls import EngineTls
+from serving.engines.wire import Address, AnswerTimedOut, BrokenAnswer, Connection, Exchange, Pool, RequestTimedOut, WireError
 from serving.settings import RelaySettings
 
 SWEEP_SECONDS = 0.25
@@ -49,6 +53,8 @@ class Answer:
     first: bytes
     complete: bool
     is_stream: bool
+    told: bytes = b""
+    """The usage, where a header told it."""
 
 
 class Relay:
@@ -56,6 +62,7 @@ class Relay:
 
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
+        self._tls = EngineTls(settings)
         self._pools: dict[str, Pool] = {}
         self._exchanges: set[Exchange] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -92,15 +99,20 @@ class Relay:
         hand its exchange to `close`.
         """
         pool = self._pool(url)
-        connection = await pool.connection(fresh=fresh)
-        exchange = self._open(connection, self._settings.first_byte_timeout_seconds)
+        connection = (None if fresh else pool.take()) or await pool.connection(fresh=True)
+        settings = self._settings
+        exchange = self._open(
+            connection, settings.first_byte_timeout_seconds, ends=ctx.arrived + settings.request_timeout_seconds
+        )
         try:
-            connection.send(exchange, _request(pool.address, ctx, self._secret_line))
+            connection.send(exchange, _request(pool.address, ctx, self._secret_line), more=ctx.rest is not None)
+            if ctx.rest is not None:
+                await send_rest(exchange, ctx.rest, self._settings.first_byte_timeout_seconds)
             status = await exchange.head()
             if status != 200:
                 body, _ = await _read_bounded(exchange, self._settings.error_body_bytes)
                 raise _refusal(status, exchange.headers, body)
-            first, complete = await exchange.piece()
+            first, complete = exchange.at_hand() or await exchange.piece()
             is_stream = False
             headers: Headers = []
             for name, value in exchange.headers:
@@ -112,7 +124,12 @@ class Relay:
                 headers = [(name, value) for name, value in headers if name != b"content-length"]
             if is_stream and first.startswith(ctx.route.dialect.error):
                 raise _refusal(500, [], first.partition(b"data: ")[2].partition(b"\n")[0], in_stream=True)
-            return Answer(exchange, status, headers, first, complete, is_stream)
+            told = b""
+            if ctx.route.usage_header is not None:
+                told = next((value for name, value in exchange.headers if name == ctx.route.usage_header), b"")
+                if told and not ctx.hides_usage:
+                    headers.append((ctx.route.usage_header, told))
+            return Answer(exchange, status, headers, first, complete, is_stream, told)
         except BaseException:
             self.close(exchange)
             raise
@@ -161,15 +178,17 @@ class Relay:
                 Address.parse(url),
                 connect_timeout_seconds=self._settings.connect_timeout_seconds,
                 idle_seconds=self._settings.idle_connection_seconds,
+                tls=self._tls.context,
             )
         return pool
 
-    def _open(self, connection: Connection, first_byte_timeout_seconds: float) -> Exchange:
+    def _open(self, connection: Connection, first_byte_timeout_seconds: float, *, ends: float = math.inf) -> Exchange:
         exchange = Exchange(
             connection,
             deadline=connection.loop.time() + first_byte_timeout_seconds,
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             high_water_bytes=self._settings.buffer_bytes,
+            ends=ends,
         )
         self._exchanges.add(exchange)
         return exchange
@@ -177,8 +196,13 @@ class Relay:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            now, loop_now = monotonic(), asyncio.get_running_loop().time()
             for exchange in list(self._exchanges):
-                if exchange.overdue:
+                if exchange.ends < now:
+                    exchange.fail(RequestTimedOut("the request's time is used up"))
+                    # Also where it is the client that is slow: nothing more is read for it.
+                    exchange.close()
+                elif exchange.overdue(loop_now):
                     exchange.fail(AnswerTimedOut("the engine was silent for too long"))
             for pool in self._pools.values():
                 pool.close_idle(self._settings.idle_connection_seconds)
@@ -201,16 +225,16 @@ def _request(address: Address, ctx: RequestContext, secret_line: bytes) -> bytes
         trace += b"traceparent: %s\r\n" % ctx.traceparent.encode("ascii")
         if ctx.tracestate:
             trace += b"tracestate: %s\r\n" % ctx.tracestate.encode("ascii")
-    return (
-        b"POST %s HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\nx-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s"
-        % (
-            ctx.route.path_bytes,
-            address.host_header,
-            ctx.request_id.encode("ascii"),
-            trace,
-            len(ctx.body),
-            ctx.body,
-        )
+    if ctx.rest is not None:
+        return first_part(ctx, address, trace)
+    return b"POST %s HTTP/1.1\r\nhost: %s\r\ncontent-type: %s\r\nx-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s" % (
+        ctx.route.path_bytes,
+        address.host_header,
+        ctx.content_type,
+        ctx.request_id.encode("ascii"),
+        trace,
+        len(ctx.body),
+        ctx.body,
     )
 
 

@@ -24,6 +24,7 @@ from serving.settings import (
     cache_dir,
     child_environment,
     engine_environment,
+    engine_secrets,
     load_settings,
 )
 
@@ -50,6 +51,8 @@ class UpOptions:
     engine_port: int = 8001
     config: Path | None = None
     log_dir: Path | None = None
+    model_path: Path | None = None
+    """Folder of the model, in place of the catalog's sources."""
 
 
 def run_up(options: UpOptions, screen: Screen) -> int:
@@ -83,15 +86,14 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
     require_free_port(ENGINE_HOST, options.engine_port, "--engine-port")
     profile = find_profile(load_catalog(options.catalog_root), options.profile)
     endpoints = _with_local(settings, options.engine_port, profile)
-    # One secret goes to all engines of a gateway: where the user's other endpoints want theirs, the local engine takes it too.
-    given = settings.relay.sent_secret()
-    secret = given or secrets.token_urlsafe(SECRET_BYTES)
+    secret = _shared_secret(settings)
     command = prepare_engine(
         options.profile,
         catalog_root=options.catalog_root,
         cache_dir=cache_dir(),
         host=ENGINE_HOST,
         port=options.engine_port,
+        model_path=options.model_path,
         report=screen.say,
         guard=True,
     )
@@ -99,7 +101,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
     engine = Program(
         name="engine",
         argv=command.argv,
-        environment=engine_environment(command.environment, secret=secret),
+        environment=engine_environment(command.environment, secret=secret.of_engine),
         log_path=_fresh_log(log_dir / f"engine-{options.engine_port}.log"),
         host=ENGINE_HOST,
         port=options.engine_port,
@@ -112,7 +114,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         argv=_gateway_argv(options.config),
         environment=child_environment(
             {"SERVING_ENDPOINTS": endpoints, "SERVING_SERVER__HOST": host, "SERVING_SERVER__PORT": str(port)}
-            | ({} if given else {"SERVING_RELAY__ENGINE_SECRET": secret})
+            | ({} if secret.of_gateway is None else {"SERVING_RELAY__ENGINE_SECRET": secret.of_gateway})
         ),
         log_path=_fresh_log(log_dir / f"gateway-{port}.log"),
         host=_reachable(host),
@@ -130,6 +132,28 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         serves=lambda: answers_ok(gateway.host, gateway.port, "/readyz"),
         announcement=announcement(engine, gateway, profile.model, key=_shown_key(settings.auth)),
     )
+
+
+@dataclass(frozen=True)
+class _SharedSecret:
+    """What engine and gateway are told on top of what they find by themselves; None: they find it."""
+
+    of_engine: str | None
+    of_gateway: str | None
+
+
+def _shared_secret(settings: Settings) -> _SharedSecret:
+    """A gateway sends one secret to all engines: what the user gave, for the gateway or for engines, is the local one's too."""
+    of_gateway, of_engine = settings.relay.sent_secret(), engine_secrets()
+    if not of_engine:
+        secret = of_gateway or secrets.token_urlsafe(SECRET_BYTES)
+        return _SharedSecret(secret, None if of_gateway else secret)
+    if of_gateway is not None and of_gateway not in of_engine:
+        raise ConfigurationError(
+            "relay.engine_secret is not among the secrets of SERVING_ENGINE_SECRET (or its file), so that the engine would refuse"
+            " its own gateway; give both the same, or one of them"
+        )
+    return _SharedSecret(None, None if of_gateway else of_engine[0])
 
 
 def _shown_key(auth: AuthSettings) -> str | None:

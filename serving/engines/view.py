@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from functools import lru_cache
 
 import orjson
 
-from serving.core.context import Usage
+from serving.core.context import UNKNOWN_USAGE, Usage
 from serving.core.routes import Dialect
 
-_USAGE = b'"usage":'
+USAGE = b'"usage":'
 _SEQUENCE_NUMBER = b'"sequence_number":'
-_TAIL_BYTES = 256 * 1024
+_ANSWER_TAIL_BYTES = 128 * 1024
 _USAGE_EVENT_BYTES = 4096
 _DECODER = json.JSONDecoder()
+_PLAIN_USAGE = re.compile(
+    rb'"usage":\{"prompt_tokens":(\d{1,15}),"total_tokens":\d{1,15},"completion_tokens":(\d{1,15})'
+    rb'(?:,"prompt_tokens_details":\{"cached_tokens":(\d{1,15})(?:,"\w+":(?:null|\d{1,15}))*\})?[,}]'
+)
+"""How vLLM writes it for chats and completions."""
 
 
 @lru_cache
@@ -29,7 +35,7 @@ def _marks(dialect: Dialect) -> tuple[tuple[bytes, ...], tuple[bytes, ...], int]
 class AnswerView:
     """Counts a stream's events and keeps the last bytes of an answer, where usage and finish reason stand.
 
-    Holds at most 256 KiB beyond the newest piece.
+    Holds at most twice the dialect's `tail_bytes` of a stream, 256 KiB of another answer, beyond the newest piece.
     """
 
     __slots__ = (
@@ -41,7 +47,9 @@ class AnswerView:
         "_error",
         "_pieces",
         "_pieces_bytes",
+        "_tail_bytes",
         "_token",
+        "clean",
         "done",
         "events",
         "failed",
@@ -62,15 +70,26 @@ class AnswerView:
         self.failed = False
         """The stream held an error event."""
         self._carry = b"\n"
+        self._tail_bytes = dialect.tail_bytes if is_stream else _ANSWER_TAIL_BYTES
         self._pieces: deque[bytes] = deque()
         self._pieces_bytes = 0
+        self.clean = is_stream
+        """What came so far ends between two events."""
+
+    def feed_plain(self, event: bytes) -> None:
+        """Take one whole event of the dialect's plainest kind, while the view is `clean`."""
+        self.events += 1
+        self._pieces.append(event)
+        self._pieces_bytes += len(event)
+        if self._pieces_bytes > 2 * self._tail_bytes:
+            self._trim()
 
     def feed(self, data: bytes) -> None:
         """Take a piece as it came; events may be split anywhere."""
         self._pieces.append(data)
         self._pieces_bytes += len(data)
-        while len(self._pieces) > 1 and self._pieces_bytes - len(self._pieces[0]) >= _TAIL_BYTES:
-            self._pieces_bytes -= len(self._pieces.popleft())
+        if self._pieces_bytes > 2 * self._tail_bytes:
+            self._trim()
         if not self.is_stream:
             return
         carry = self._carry
@@ -90,7 +109,8 @@ class AnswerView:
             if mark in text:
                 self.failed = True
         self.events += lines
-        self._carry = text[-self._carry_bytes :]
+        self.clean = text.endswith(b"\n\n") and not self._ending
+        self._carry = b"\n" if self.clean else text[-self._carry_bytes :]
 
     def choice_events(self) -> int:
         """Events that held a choice: all but the usage event, which comes last where it was asked for."""
@@ -111,78 +131,172 @@ class AnswerView:
     def usage(self) -> Usage:
         """The usage object that came last; its fields are None where there was none or it makes no sense."""
         dialect = self._dialect
+        if (plain := _plain_usage(self._tail(), dialect)) is not None:
+            return plain
         worth = dialect.usage_before_done if self.is_stream and not self.done else "all"
-        found = None if worth == "none" else self._last_usage()
-        if found is None:
-            return Usage()
-        prompt = _count(found.get(dialect.prompt_keys[0]))
-        if prompt is not None:
-            prompt += sum(_count(found.get(key)) or 0 for key in dialect.prompt_keys[1:])
-        if worth == "prompt":
-            return Usage(prompt)
-        cached: object = found
-        for key in dialect.cached_path:
-            cached = cached.get(key) if isinstance(cached, dict) else None
-        return Usage(prompt, _count(cached), _count(found.get(dialect.output_key)))
+        return UNKNOWN_USAGE if worth == "none" else _usage(_last_usage(self._tail(), dialect), dialect, worth)
 
     def finish_reason(self) -> str:
         """The finish reason that came last, or an empty string."""
-        tail = self._tail()
-        key = self._dialect.finish_key
-        start = tail.rfind(key)
-        if start < 0:
-            return ""
-        start += len(key)
-        end = tail.find(b'"', start, start + 32)
-        return tail[start:end].decode("ascii", "replace") if end > 0 else ""
+        return _finish_reason(self._tail(), self._dialect)
+
+    def _trim(self) -> None:
+        """Let go of pieces that are further from the end than anything that is looked for."""
+        pieces = self._pieces
+        while len(pieces) > 1 and self._pieces_bytes - len(pieces[0]) >= self._tail_bytes:
+            self._pieces_bytes -= len(pieces.popleft())
 
     def _tail(self) -> bytes:
         if len(self._pieces) > 1:
             self._pieces = deque([b"".join(self._pieces)])
         return self._pieces[0] if self._pieces else b""
 
-    def _last_usage(self) -> dict[str, object] | None:
-        tail = self._tail()
-        end = len(tail)
-        # Inside a JSON string the quotes are escaped, so the pattern only matches a key.
-        while (start := tail.rfind(_USAGE, 0, end)) >= 0:
-            end = start
-            text = tail[start + len(_USAGE) : start + len(_USAGE) + _USAGE_EVENT_BYTES].decode("utf-8", "replace").lstrip()
-            if not text.startswith("{"):
-                if self._dialect.name == "openai":
-                    continue
-                return None
-            try:
-                found, _ = _DECODER.raw_decode(text)
-            except (ValueError, RecursionError):
-                return None
-            return found if isinstance(found, dict) else None
+
+class WholeView:
+    """The view of an answer that is not a stream and came whole: a small one is simply parsed."""
+
+    __slots__ = ("_body", "_dialect")
+
+    is_stream = False
+    done = True
+    failed = False
+    clean = False
+    events = 0
+
+    def __init__(self, dialect: Dialect, body: bytes) -> None:
+        self._dialect = dialect
+        self._body = body
+
+    def feed(self, data: bytes) -> None:
+        """There is nothing more to see."""
+
+    def feed_plain(self, event: bytes) -> None:
+        """The same."""
+
+    def choice_events(self) -> int:
+        return 0
+
+    def next_number(self) -> int:
+        return 0
+
+    def usage(self) -> Usage:
+        body, dialect = self._body, self._dialect
+        if (plain := _plain_usage(body, dialect)) is not None:
+            return plain
+        if len(body) > _USAGE_EVENT_BYTES:
+            return _usage(_last_usage(body[-2 * _ANSWER_TAIL_BYTES :], dialect), dialect, "all")
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return UNKNOWN_USAGE
+        return _usage(document.get("usage") if isinstance(document, dict) else None, dialect, "all")
+
+    def finish_reason(self) -> str:
+        return _finish_reason(self._body, self._dialect)
+
+
+def _plain_usage(tail: bytes, dialect: Dialect) -> Usage | None:
+    """The usage that stands last, if it is spelt as nearly always; None where it must be looked at more closely."""
+    if dialect.name != "openai" or (start := tail.rfind(USAGE)) < 0 or (match := _PLAIN_USAGE.match(tail, start)) is None:
         return None
+    prompt, output, cached = match.groups()
+    return Usage(int(prompt), None if cached is None else int(cached), int(output))
+
+
+def _usage(found: object, dialect: Dialect, worth: str) -> Usage:
+    if not isinstance(found, dict):
+        return UNKNOWN_USAGE
+    if found.get("type") == "duration":
+        return Usage(audio_seconds=_count(found.get("seconds")))
+    prompt = _count(found.get(dialect.prompt_keys[0]))
+    if prompt is not None and len(dialect.prompt_keys) > 1:
+        prompt += sum(_count(found.get(key)) or 0 for key in dialect.prompt_keys[1:])
+    if worth == "prompt":
+        return Usage(prompt)
+    cached: object = found
+    for key in dialect.cached_path:
+        cached = cached.get(key) if isinstance(cached, dict) else None
+    return Usage(prompt, _count(cached), 0 if dialect.output_key is None else _count(found.get(dialect.output_key)))
 
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
-class WholeView(AnswerView):
-    """The same view of an answer that is not a stream and came whole: small ones are simply parsed."""
+def _finish_reason(tail: bytes, dialect: Dialect) -> str:
+    key = dialect.finish_key
+    start = tail.rfind(key)
+    if start < 0:
+        return ""
+    start += len(key)
+    end = tail.find(b'"', start, start + 32)
+    return tail[start:end].decode("ascii", "replace") if end > 0 else ""
 
-    __slots__ = ("_body",)
 
-    def __init__(self, dialect: Dialect, body: bytes) -> None:
-        super().__init__(dialect, is_stream=False)
-        super().feed(body)
-        self._body = body
-
-    def _last_usage(self) -> dict[str, object] | None:
-        if len(self._body) > _USAGE_EVENT_BYTES:
-            return super()._last_usage()
-        try:
-            document = orjson.loads(self._body)
-        except orjson.JSONDecodeError:
+def _last_usage(tail: bytes, dialect: Dialect) -> object:
+    end = len(tail)
+    # Inside a JSON string the quotes are escaped, so the pattern only matches a key.
+    while (start := tail.rfind(USAGE, 0, end)) >= 0:
+        end = start
+        text = tail[start + len(USAGE) : start + len(USAGE) + _USAGE_EVENT_BYTES].decode("utf-8", "replace").lstrip()
+        if not text.startswith("{"):
+            if dialect.name == "openai":
+                continue
             return None
-        found = document.get("usage") if isinstance(document, dict) else None
-        return found if isinstance(found, dict) else None
+        try:
+            found, _ = _DECODER.raw_decode(text)
+        except (ValueError, RecursionError):
+            return None
+        return found
+    return None
+
+
+class ToldView(WholeView):
+    """The view of an answer whose usage the engine told beside its body, as JSON."""
+
+    __slots__ = ()
+
+
+class BeginningView(AnswerView):
+    """The view of an answer that is not a stream and whose usage stands in its first bytes."""
+
+    __slots__ = ("_beginning",)
+
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__(dialect, is_stream=False)
+        self._beginning = b""
+
+    def feed(self, data: bytes) -> None:
+        if len(self._beginning) < _USAGE_EVENT_BYTES:
+            self._beginning += data[:_USAGE_EVENT_BYTES]
+
+    def usage(self) -> Usage:
+        start = self._beginning.find(USAGE)
+        if start < 0:
+            return UNKNOWN_USAGE
+        try:
+            found, _ = _DECODER.raw_decode(self._beginning[start + len(USAGE) :].decode("utf-8", "replace").lstrip())
+        except (ValueError, RecursionError):
+            return UNKNOWN_USAGE
+        return _usage(found, self._dialect, "all")
+
+
+def view_of(dialect: Dialect, *, is_stream: bool, told: bytes = b"") -> AnswerView | WholeView:
+    """The view of an answer that comes in pieces. `told`: its usage, where the engine told it beside the body."""
+    if told:
+        return ToldView(dialect, told)
+    return BeginningView(dialect) if dialect.usage_first and not is_stream else AnswerView(dialect, is_stream=is_stream)
+
+
+def view_of_whole(dialect: Dialect, body: bytes, *, told: bytes = b"") -> AnswerView | WholeView:
+    """The view of an answer that is not a stream and is all here."""
+    if told:
+        return ToldView(dialect, told)
+    if not dialect.usage_first:
+        return WholeView(dialect, body)
+    view = BeginningView(dialect)
+    view.feed(body)
+    return view
 
 
 class HiddenUsage:
@@ -215,7 +329,7 @@ class HiddenUsage:
 
     @staticmethod
     def _without(data: bytes) -> bytes:
-        if _USAGE not in data:
+        if USAGE not in data:
             return data
         events = data.split(b"\n\n")
         return b"\n\n".join(event for event in events if not _is_usage_event(event))
@@ -225,7 +339,7 @@ _HELD_BYTES = 64 * 1024
 
 
 def _is_usage_event(event: bytes) -> bool:
-    if _USAGE not in event or not event.startswith(b"data:"):
+    if USAGE not in event or not event.startswith(b"data:"):
         return False
     try:
         document = orjson.loads(event[len(b"data:") :])

@@ -119,4 +119,5 @@ def _endpoint(pool: PoolSettings, address: str) -> Endpoint:
         model=pool.model,
         pool=pool.name,
         target=pool.target,
+        tasks=pool.tasks,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+
+from serving.core.routes import Task
 
 
 class EndpointState(StrEnum):
@@ -25,6 +27,8 @@ class Endpoint:
     model: str
     pool: str
     target: str
+    tasks: tuple[Task, ...] = ("generate",)
+    """The same for all endpoints of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Snapshot:
     statuses: Mapping[str, EndpointStatus] = field(default_factory=dict)
     """By endpoint name."""
     by_model: Mapping[str, tuple[EndpointStatus, ...]] = field(default_factory=dict)
+    tasks_by_model: Mapping[str, tuple[Task, ...]] = field(default_factory=dict)
 
     candidates_by_model: Mapping[str, tuple[Endpoint, ...]] = field(init=False)
 
@@ -51,6 +56,10 @@ class Snapshot:
     def candidates(self, model: str) -> tuple[Endpoint, ...]:
         """The endpoints that may serve the model: the ready ones, else those of which nothing is known."""
         return self.candidates_by_model.get(model, ())
+
+    def tasks(self, model: str) -> tuple[Task, ...]:
+        """What the engines of the model do with it; none where the model is not known."""
+        return self.tasks_by_model.get(model, ())
 
     def ready(self, model: str) -> bool:
         return any(s.state is EndpointState.READY for s in self.by_model.get(model, ()))
@@ -72,9 +81,9 @@ DEPARTED = 64
 class Fleet:
     """Holds the current snapshot; each change makes a new one."""
 
-    def __init__(self, endpoints: Iterable[Endpoint], models: Collection[str] = ()) -> None:
-        """`models` are known even while no endpoint serves them."""
-        self._models = tuple(models)
+    def __init__(self, endpoints: Iterable[Endpoint], models: Mapping[str, tuple[Task, ...]] | None = None) -> None:
+        """`models` are known with their tasks even while no endpoint serves them."""
+        self._models = dict(models or {})
         self._statuses = {endpoint.name: EndpointStatus(endpoint) for endpoint in endpoints}
         self.departed: deque[str] = deque(maxlen=DEPARTED)
         """The names that left last."""
@@ -113,4 +122,5 @@ class Fleet:
         return Snapshot(
             MappingProxyType(dict(self._statuses)),
             MappingProxyType({model: tuple(group) for model, group in by_model.items()}),
+            MappingProxyType({m: group[0].endpoint.tasks if group else self._models[m] for m, group in by_model.items()}),
         )

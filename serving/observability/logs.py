@@ -125,15 +125,15 @@ class RequestLog:
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
 
-    def settle(self, ctx: RequestContext, ended: float) -> None:
-        self._writer.write(_rendered(request_line(ctx, ended)))
+    def settle(self, ctx: RequestContext, ended: float, written: str) -> None:
+        self._writer.write(_rendered(request_line(ctx, ended, written)))
 
 
-def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
-    """The fields of an ended request; `ended` in monotonic seconds."""
+def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, Any]:
+    """The fields of an ended request; `ended` in monotonic seconds, `written` as `stamp_now` gives it."""
     usage = ctx.usage
-    return {
-        "time": _stamp(wall_seconds()),
+    line = {
+        "time": written,
         "level": "info",
         "logger": "serving.request",
         "request_id": ctx.request_id,
@@ -153,6 +153,9 @@ def request_line(ctx: RequestContext, ended: float) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
         "usage_estimated": ctx.usage_estimated,
     }
+    if usage.audio_seconds is not None:
+        line["audio_seconds"] = usage.audio_seconds
+    return line
 
 
 @lru_cache(maxsize=4)
@@ -165,6 +168,11 @@ def _stamp(seconds: float) -> str:
     return f"{_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
 
 
+def stamp_now() -> str:
+    """The wall clock's time to the millisecond, for any number of lines that are written at once."""
+    return _stamp(wall_seconds())
+
+
 def set_up_logging(level: str, writer: LineWriter) -> None:
     """Send all loggers of the process through `writer`."""
     root = logging.getLogger()
@@ -175,6 +183,8 @@ def set_up_logging(level: str, writer: LineWriter) -> None:
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("uvicorn.error").addFilter(_expected_end)
+    # It warns of what is wrong with a client's form, which the client is told.
+    logging.getLogger("python_multipart").setLevel("ERROR")
 
 
 def _expected_end(record: logging.LogRecord) -> bool:

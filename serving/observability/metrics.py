@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from serving.core.context import RequestContext
-from serving.core.outcomes import AttemptResult, Outcome
+from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 
 TTFT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 INTER_CHUNK_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
@@ -140,6 +140,18 @@ class Metrics:
             "Attempts at engines, by result; `unreachable` ones never became a request.",
             ("pool", "endpoint", "result"),
         )
+        self.retries = BulkCounter("serving_retries", "Attempts that followed a failed one of the same request.", ())
+        self.retries_denied = BulkCounter(
+            "serving_retries_denied", "Failed attempts that another engine might have mended and that were final.", ("reason",)
+        )
+        self.retries.add((), 0)
+        for reason in RetryDenied:
+            self.retries_denied.add((reason,), 0)
+        self.traces = BulkCounter(
+            "serving_traces",
+            "Traced requests: `sent`, `dropped` since too many waited, or `refused` by the receiver.",
+            ("result",),
+        )
         self.tokens = BulkCounter(
             "serving_tokens", "Tokens as the engines counted them; `prompt` includes `cached`.", ("model", "pool", "kind")
         )
@@ -153,6 +165,9 @@ class Metrics:
         )
         self.discovery_failures = BulkCounter(
             "serving_discovery_failures", "Look-ups of a pool's addresses that failed; the last known ones are kept.", ("pool",)
+        )
+        self.audio_seconds = BulkCounter(
+            "serving_audio_seconds", "Seconds of sound in transcriptions whose engines tell no tokens.", ("model", "pool")
         )
         self.in_flight = Gauge("serving_in_flight_requests", "Requests between arrival and their last byte.", registry=registry)
         self.open_leases = Gauge("serving_open_leases", "Leases taken and not yet given back.", registry=registry)
@@ -187,9 +202,10 @@ class Metrics:
             ("model", "pool"),
             REQUEST_SECONDS,
         )
-        counters = (self.requests, self.rejections, self.attempts, self.tokens, self.tokens_estimated, self.usage_unknown)
         registry.register(self.discovery_failures)
-        for collector in (*counters, self.ttft, self.inter_chunk, self.tpot, self.duration):
+        counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
+        tokens = (self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
+        for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
             registry.register(collector)
 
     def attempt(self, pool: str, endpoint: str, result: AttemptResult) -> None:
@@ -199,11 +215,13 @@ class Metrics:
         """Publish what is known about a request that has ended at `ended` monotonic seconds."""
         assert ctx.outcome is not None
         self.requests.add((ctx.model, ctx.route.name, ctx.outcome))
-        if not ctx.first_byte or not ctx.route.generates:
+        if not ctx.first_byte or not ctx.route.runs_model:
             return
         model, pool = labels = (ctx.model, ctx.pool)
         usage = ctx.usage
-        if usage.prompt_tokens is None or usage.output_tokens is None:
+        if usage.audio_seconds is not None:
+            self.audio_seconds.add(labels, usage.audio_seconds)
+        elif usage.prompt_tokens is None or usage.output_tokens is None:
             self.usage_unknown.add(labels)
         for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("output", usage.output_tokens)):
             if tokens is not None:

@@ -18,7 +18,7 @@ from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
 
 MODEL = "org/model-7b:q4"
-OWN_ROUTES = ("/v1/models", f"/v1/models/{MODEL}", "/livez", "/readyz", "/health", "/metrics")
+OWN_ROUTES = ("/v1/models", f"/v1/models/{MODEL}", "/livez", "/readyz", "/health", "/metrics", "/openapi.json")
 
 Serve = Callable[..., AbstractAsyncContextManager[RunningGateway]]
 
@@ -69,7 +69,7 @@ async def test_models_are_listed(serve: Serve) -> None:
     (card,) = response.json["data"]
     assert response.json["object"] == "list"
     assert isinstance(card.pop("created"), int)
-    assert card == {"id": MODEL, "object": "model", "owned_by": "serving", "ready": True}
+    assert card == {"id": MODEL, "object": "model", "owned_by": "serving", "ready": True, "tasks": ["generate"]}
 
 
 async def test_a_model_without_a_ready_engine_is_listed_as_such(serve: Serve, models_engine: ScriptedEngine) -> None:
@@ -190,7 +190,7 @@ async def test_another_method_is_a_405_that_lists_the_right_ones(serve: Serve) -
 
 async def test_what_does_not_exist_is_a_404(serve: Serve) -> None:
     async with serve() as gateway:
-        for path in ("/", "/v1", "/v2/models", "/v1/models2", "/docs", "/redoc", "/openapi.json", "//livez", "/%00"):
+        for path in ("/", "/v1", "/v2/models", "/v1/models2", "/docs", "/redoc", "//livez", "/%00"):
             for method in ("GET", "POST"):
                 check_error(await ask(gateway.url, path, method=method), 404, "not_found")
 

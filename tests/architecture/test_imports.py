@@ -53,11 +53,21 @@ def repository_files() -> Iterator[Path]:
 # What is loaded
 
 
-def test_the_gateway_loads_no_engine_and_no_other_http_client() -> None:
-    program = "import json, sys, serving.app; print(json.dumps(sorted(sys.modules)))"
+def loaded_with(statement: str) -> set[str]:
+    """Top-level packages that a new process has after a statement."""
+    program = f"import json, sys; {statement}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60)
-    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert loaded & set(NEVER_LOADED) == set()
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("module", ["serving.app", "serving.observability.tracing"])
+def test_the_gateway_loads_no_engine_and_no_other_http_client(module: str) -> None:
+    assert loaded_with(f"import {module}") & set(NEVER_LOADED) == set()
+
+
+def test_opentelemetry_is_loaded_for_traces_only() -> None:
+    create = "from serving.app import create_app; from serving.settings import Settings; create_app(Settings())"
+    assert loaded_with(create) & {"opentelemetry", "google"} == set()
 
 
 def test_fastapi_is_known_to_app_and_api_only() -> None:
@@ -100,7 +110,7 @@ def test_every_series_is_defined_in_one_module() -> None:
     assert importers("prometheus_client") == {"observability/metrics.py"}
 
 
-@pytest.mark.parametrize("path", ["clock.py", "context.py", "errors.py", "outcomes.py", "routes.py"])
+@pytest.mark.parametrize("path", ["clock.py", "context.py", "errors.py", "outcomes.py", "routes.py", "trace.py"])
 def test_the_core_knows_the_standard_library_only(path: str) -> None:
     foreign = {name for name in imported(modules()[f"core/{path}"]) if name.partition(".")[0] not in sys.stdlib_module_names}
     assert all(name.startswith("serving.core") for name in foreign)

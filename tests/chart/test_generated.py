@@ -51,7 +51,7 @@ def test_the_versions_are_one() -> None:
 def dry_run(profile: str, *words: str) -> dict[str, Any]:
     done = CliRunner().invoke(cli.app, ["engine", profile, "--dry-run", "--json", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return dict(json.loads(done.output))
+    return dict(json.loads(done.stdout))
 
 
 @pytest.mark.chart

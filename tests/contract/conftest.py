@@ -33,3 +33,14 @@ async def any_engine(request: pytest.FixtureRequest) -> AsyncIterator[AnyEngine]
     idle = 1.0  # the double's default is vLLM's 5 s; the fast tests need not wait for that
     async with ScriptedEngine(default=Script(itl_seconds=TOKEN_SECONDS), idle_close_seconds=idle) as engine:
         yield AnyEngine(engine.url, engine.model, engine.max_model_len, idle)
+
+
+@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
+async def any_pooling_engine(request: pytest.FixtureRequest) -> AsyncIterator[AnyEngine]:
+    """An engine that embeds and scores."""
+    if request.param == "real":
+        real = request.getfixturevalue("real_pooling_engine")
+        yield AnyEngine(real.url, real.model, real.max_model_len)
+        return
+    async with ScriptedEngine(tasks=("embed", "score")) as engine:
+        yield AnyEngine(engine.url, engine.model, engine.max_model_len)

@@ -156,6 +156,12 @@ async def test_answer_is_cut_to_the_context(any_engine: AnyEngine) -> None:
     assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (5, "length")
 
 
+@ROUTES
+async def test_an_integer_may_be_written_with_a_point(any_engine: AnyEngine, path: str) -> None:
+    answer = (await ask(any_engine.url, path, asking(any_engine, path) | {"max_tokens": 2.0, "n": 2.0})).json
+    assert answer["usage"]["completion_tokens"] == 4
+
+
 async def test_unknown_fields_are_ignored(any_engine: AnyEngine) -> None:
     body = asking(any_engine, CHAT, x_future={"a": 1}, ignore_eos=True, max_completion_tokens=2)
     assert (await ask(any_engine.url, CHAT, body)).json["usage"]["completion_tokens"] == 2

@@ -99,6 +99,22 @@ async def test_refused(any_engine: AnyEngine, case: str) -> None:
     assert response.header("content-type") == "application/json" and response.end == "complete"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": [{}]}),
+        (COMPLETIONS, {"prompt": ["a", 1]}),
+        (COMPLETIONS, {"prompt": [[{}]]}),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [5]}]}),
+    ],
+)
+async def test_prompts_of_no_kind_are_refused(any_engine: AnyEngine, path: str, fields: dict[str, Any]) -> None:
+    """The words differ with each of a prompt's many forms, and nobody reads them."""
+    response = await ask(any_engine.url, path, {"model": any_engine.model, "max_tokens": 1, **fields})
+    assert (response.status, response.json["error"]["code"]) == (400, 400)
+
+
 async def test_bad_json(any_engine: AnyEngine) -> None:
     response = await ask(any_engine.url, CHAT, b"{")
     error = response.json["error"]

@@ -25,6 +25,7 @@ KINDS = [
     ("Unavailable", 503, "server_error", "model_unavailable", Outcome.UNAVAILABLE),
     ("EngineFailed", 502, "server_error", "engine_failed", Outcome.ENGINE_ERROR),
     ("EngineTimedOut", 504, "server_error", "engine_timeout", Outcome.ENGINE_TIMEOUT),
+    ("DeadlineExceeded", 504, "server_error", "deadline_exceeded", Outcome.DEADLINE_EXCEEDED),
     ("ClientGone", 499, "invalid_request_error", None, Outcome.CLIENT_CANCELLED),
 ]
 

@@ -31,6 +31,8 @@ class EngineConnection(asyncio.Protocol):
         self.responding: asyncio.Task[None] | None = None
         """The request that is being answered."""
         self._idle: asyncio.TimerHandle | None = None
+        self._ending = False
+        """It is this side that ends the connection."""
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -38,7 +40,8 @@ class EngineConnection(asyncio.Protocol):
         self._transport = transport
         self._socket = transport.get_extra_info("socket")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=0)
+        if self.engine.tls is None:  # uvloop's TLS never says that a buffer of no size has room again
+            transport.set_write_buffer_limits(high=0)
         self.engine.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -56,6 +59,8 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
             self._peer_left("rst")
+        elif self.engine.tls is not None and not self._ending:
+            self._peer_left("fin")  # an end without TLS's own farewell is no end of file to uvloop
         self._stop_idling()
         self._writable.set()
         self.engine.connections.discard(self)
@@ -151,6 +156,7 @@ class EngineConnection(asyncio.Protocol):
         return False
 
     def _end(self, how: Literal["fin", "rst"]) -> None:
+        self._ending = True
         if how == "rst":
             if not self._transport.is_closing():
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

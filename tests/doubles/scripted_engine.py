@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self
 
@@ -24,7 +26,9 @@ from tests.doubles.http_requests import ParsedRequest
 from tests.doubles.prefix_cache import SimulatedPrefixCache
 from tests.doubles.script import Script
 from tests.doubles.vllm_answers import model_list, prompts_of
+from tests.doubles.vllm_audio import read_form, speech_body
 from tests.doubles.vllm_errors import VllmError, dump, phrase, read_body, room_tokens
+from tests.doubles.vllm_pooling import WHOLE_SURFACES, Asked, WholeSurface, new_id
 from tests.doubles.vllm_surfaces import SURFACES, counted
 
 CONTROL_ROUTES = {
@@ -57,6 +61,8 @@ class ScriptedEngine:
         version: str = "0.32.0",
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        tasks: tuple[str, ...] = ("generate",),
     ) -> None:
         self.host = host
         self.models = list(models or ("tiny",))
@@ -70,6 +76,9 @@ class ScriptedEngine:
         self.idle_close_seconds = idle_close_seconds
         self.prompt_tokens_details = prompt_tokens_details
         self.version = version
+        self.tls = tls
+        self.tasks = tasks
+        """As vLLM: a route of another task is not there."""
         self.log = EngineLog()
         self.metrics = EngineMetrics()
         self.prefix_cache = SimulatedPrefixCache(block_tokens) if prefix_caching else None
@@ -89,7 +98,7 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://{self.host}:{self.port}"
 
     def script(self, *scripts: Script) -> None:
         """Queue scripts for the next requests, one each."""
@@ -108,7 +117,7 @@ class ScriptedEngine:
         self._placeholder = None
         self.is_stopping = False
         self._started_seconds = int(time.time())
-        self._server = await asyncio.get_running_loop().create_server(self._accept, sock=listener, backlog=2048)
+        self._server = await asyncio.get_running_loop().create_server(self._accept, sock=listener, backlog=2048, ssl=self.tls)
 
     def refuse(self) -> None:
         """Close the port: new connections are refused until `start`; open ones live on. The port stays ours."""
@@ -180,11 +189,17 @@ class ScriptedEngine:
 
     async def _generate(self, record: Record, script: Script, connection: EngineConnection) -> bool:
         request = record.request
+        whole = WHOLE_SURFACES.get(request.path)
+        if whole is not None and request.method == "POST" and whole.task in (None, *self.tasks):
+            return await self._run(record, script, connection, lambda: self._whole(record, whole, script))
         surface = SURFACES.get(request.path)
+        if surface is not None and surface.task not in self.tasks:
+            surface = None
         if surface is None or request.method != "POST":
             allowed = () if surface is None else ("POST",)
             return await connection.play(record, script, _no_route(request, script, allowed))
-        given = read_body(request.header("content-type"), bytes(request.body))
+        content_type, content = request.header("content-type"), bytes(request.body)
+        given = speech_body(read_form(content_type, content)) if surface.form else read_body(content_type, content)
         body = surface.read(given, self.models, self.max_model_len)
         prompts = prompts_of(body, surface.is_chat)
         room = min(room_tokens(len(prompt), self.max_model_len) for prompt in prompts)
@@ -210,10 +225,30 @@ class ScriptedEngine:
                 created_cache_tokens=created_tokens,
                 with_details=self.prompt_tokens_details,
             )
-            record.usage = answer.usage
-            return generated_reply(request, script, answer, streams=bool(body.get("stream")))
+            streams = bool(body.get("stream"))
+            record.usage = answer.usage if streams or answer.whole_tells_tokens else None
+            return generated_reply(request, script, answer, streams=streams)
 
         return await self._run(record, script, connection, begin)
+
+    def _whole(self, record: Record, surface: WholeSurface, script: Script) -> Reply:
+        request = record.request
+        body = read_body(request.header("content-type"), bytes(request.body))
+        asked = Asked(body, self.models, self.max_model_len, request.header("x-request-id") or new_id(), script.usage)
+        made = surface.answer(asked)
+        record.usage = made.usage
+        if made.content_type != "application/json":
+            # vLLM streams these without a length.
+            script = replace(script, framing="chunked")
+        return whole_reply(
+            request,
+            script,
+            200,
+            made.body,
+            content_type=made.content_type,
+            delay_seconds=script.ttft_seconds,
+            more_headers=made.headers,
+        )
 
     async def _run(self, record: Record, script: Script, connection: EngineConnection, begin: Callable[[], Reply]) -> bool:
         """Wait for a slot, answer, and give the slot back however it ends."""

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from serving.settings import cache_dir
@@ -26,25 +27,33 @@ CHAT_TEMPLATE = (
 
 def tiny_model() -> Path:
     """The model's directory; built on first use."""
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    target = cache_dir() / "test-models" / f"tiny-llama-{recipe}"
+    return built("tests.doubles.tiny_model", Path(__file__), "tiny-llama")
+
+
+def built(module: str, source: Path, name: str) -> Path:
+    """The directory of the model that `module` makes, anew when its source has changed. Raises: RuntimeError."""
+    recipe = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    target = cache_dir() / "test-models" / f"{name}-{recipe}"
     if not target.is_dir():
         # in a process of its own: torch and transformers stay out of the test process
+        command = [sys.executable, "-m", module, str(target)]
         root = Path(__file__).resolve().parents[2]
-        command = [sys.executable, "-m", __spec__.name if __spec__ else "tests.doubles.tiny_model", str(target)]
-        built = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=110, check=False)
-        if built.returncode != 0:
-            raise RuntimeError(f"the tiny model could not be built:\n{built.stderr[-4000:]}")
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=110, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{name} could not be built:\n{done.stderr[-4000:]}")
     return target
 
 
 def build(target: Path) -> None:
-    """Write the model beside `target` and put it in place in one step."""
+    in_place(target, lambda work: _write_weights(work, _write_tokenizer(work)))
+
+
+def in_place(target: Path, write: Callable[[Path], None]) -> None:
+    """Write a model beside `target` and put it in place in one step."""
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
     try:
-        vocabulary = _write_tokenizer(work)
-        _write_weights(work, vocabulary)
+        write(work)
         try:
             work.rename(target)
         except OSError:

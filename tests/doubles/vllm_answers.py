@@ -52,6 +52,8 @@ class Answer:
 
     early_events = 0
     """Events of a stream that do not wait for the model."""
+    whole_tells_tokens = True
+    """Whether an answer that is no stream tells its usage in tokens."""
 
     def __init__(
         self,

@@ -82,12 +82,35 @@ def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
     for index, turn in enumerate(body["messages"] if is_chat else ()):
         if not isinstance(turn, dict):
             raise invalid("dict_type", f"body.messages.{index}", "Input should be a valid dictionary", _shown(turn))
+        content = turn.get("content")
+        if not _is_content(content):
+            raise invalid("string_type", f"body.messages.{index}.content", "Input should be a valid string", _shown(content))
     if not is_chat and not isinstance(body.get("prompt"), str | list | None):
         raise invalid("list_type", "body.prompt", "Input should be a valid list", _shown(body["prompt"]))
+    if not is_chat and isinstance(body.get("prompt"), list) and not _is_prompts(body["prompt"]):
+        raise invalid("int_type", "body.prompt.list[int].0", "Input should be a valid integer", _shown(body["prompt"][0]))
     for name in ("max_tokens", "max_completion_tokens"):
-        if not isinstance(body.get(name), int | None):
+        value = body.get(name)
+        if not isinstance(value, int | None) and not (isinstance(value, float) and value.is_integer()):
             message = "Input should be a valid integer, unable to parse string as an integer"
-            raise invalid("int_parsing", f"body.{name}", message, _shown(body[name]))
+            raise invalid("int_parsing", f"body.{name}", message, _shown(value))
+
+
+def _is_content(content: Any) -> bool:
+    """Text, or parts of it."""
+    return isinstance(content, str | None) or (isinstance(content, list) and all(isinstance(part, dict) for part in content))
+
+
+def _is_prompts(prompt: list[Any]) -> bool:
+    """Texts, tokens, or lists of tokens."""
+    return any(
+        all(map(is_one, prompt))
+        for is_one in (lambda item: isinstance(item, str), lambda item: isinstance(item, int), _is_tokens)
+    )
+
+
+def _is_tokens(item: Any) -> bool:
+    return isinstance(item, list) and all(isinstance(token, int) for token in item)
 
 
 def check(
@@ -145,4 +168,6 @@ def room_tokens(prompt_tokens: int, max_model_len: int) -> int:
 
 def asked_tokens(body: Mapping[str, Any]) -> int | None:
     limit = body.get("max_completion_tokens")
-    return limit if limit is not None else body.get("max_tokens")
+    if limit is None:
+        limit = body.get("max_tokens")
+    return None if limit is None else int(limit)

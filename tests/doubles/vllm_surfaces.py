@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tests.doubles.vllm_answers import Answer, Event, sse
+from tests.doubles.vllm_audio import TRANSCRIPTIONS, TRANSLATIONS, TranscriptionAnswer, TranslationAnswer
 from tests.doubles.vllm_errors import VllmError, check, dump, invalid
 
 Body = dict[str, Any]
@@ -28,6 +29,8 @@ class Surface:
     answer: type[Answer] = Answer
     limit_name: str = "max_tokens"
     generates: bool = True
+    form: bool = False
+    task: str = "generate"
 
     def read(self, body: Body, models: list[str], max_model_len: int) -> Body:
         """Raises: VllmError, for what vLLM refuses before it looks at the prompt's length."""
@@ -251,4 +254,6 @@ SURFACES = {
     RESPONSES: Surface(is_chat=True, chat_of=_responses_chat, answer=ResponsesAnswer, limit_name="max_output_tokens"),
     MESSAGES: Surface(is_chat=True, chat_of=_messages_chat, answer=MessagesAnswer, limit_name="max_completion_tokens"),
     COUNT_TOKENS: Surface(is_chat=True, chat_of=_counted_chat, generates=False),
+    TRANSCRIPTIONS: Surface(is_chat=False, answer=TranscriptionAnswer, form=True, task="transcription"),
+    TRANSLATIONS: Surface(is_chat=False, answer=TranslationAnswer, form=True, task="transcription"),
 }

@@ -10,7 +10,7 @@ import pytest
 from serving.core.context import RequestContext
 from serving.core.errors import InvalidRequest
 from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, Route
-from serving.engines.body import understand
+from serving.engines.body import is_repeatable, understand
 from serving.settings import ParameterLimits
 
 LIMITS = ParameterLimits()
@@ -115,3 +115,35 @@ def test_a_wrong_prompt_is_named(prompt: Any) -> None:
 def test_a_refusal_repeats_nothing_of_the_prompt() -> None:
     assert "secret" not in refusal(b'{"model": "tiny", "messages": "my secret"}').message
     assert "secret" not in refusal(b'{"model": "tiny", "messages": ["my secret"').message
+
+
+# What another engine may get, too
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "mcp"}]},
+        {"tools": [{"type": "function"}, {"type": "code_interpreter"}]},
+        {"tools": [{"type": ["function"]}]},
+        {"tools": ["web_search"]},
+        {"store": True},
+        {"previous_response_id": "r"},
+        {"background": True},
+        {"web_search_options": {"search_context_size": "low"}},
+    ],
+)
+def test_what_keeps_state_or_runs_tools_at_the_engine_is_not_repeatable(fields: dict[str, Any]) -> None:
+    ctx = context(b"{}")
+    ctx.document = fields
+    assert not is_repeatable(ctx)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tools": None}, {"tools": []}, {"tools": [{"name": "f"}, {"type": "custom"}]}, {"store": False}, {"background": None}],
+)
+def test_all_else_is_repeatable(fields: dict[str, Any]) -> None:
+    ctx = context(b"{}")
+    ctx.document = fields
+    assert is_repeatable(ctx)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from serving.core.clock import monotonic
 from serving.core.context import RequestContext
 from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, Route
 from serving.engines.relay import Answer, EngineRefused, Relay, SecretRefused
@@ -24,7 +25,7 @@ STREAM = CHAT[:-1] + b', "stream": true}'
 
 
 def context(body: bytes = CHAT, route: Route = CHAT_COMPLETIONS, **fields: Any) -> RequestContext:
-    ctx = RequestContext("request-1", route, "sk-client", 0.0, **fields)
+    ctx = RequestContext("request-1", route, "sk-client", monotonic(), **fields)
     ctx.body = body
     return ctx
 

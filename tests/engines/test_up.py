@@ -85,6 +85,7 @@ def test_the_gateway_gets_the_engine_as_an_endpoint_and_the_address(options: up.
             "name": "local",
             "url": f"http://127.0.0.1:{options.engine_port}",
             "model": "smollm2-135m-instruct",
+            "tasks": ["generate"],
             "pool": "smollm2-135m-cpu",
             "target": "cpu-epyc",
         }
@@ -118,10 +119,7 @@ def test_the_key_reaches_the_gateway_and_neither_engine_nor_screen(
     assert '-H "Authorization: Bearer $SERVING_AUTH__API_KEY"' in rest["announcement"]
 
 
-def test_each_run_has_a_secret_of_its_own_between_gateway_and_engine(
-    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERVING_ENGINE_SECRET_FILE", "/of/another/engine")
+def test_each_run_has_a_secret_of_its_own_between_gateway_and_engine(options: up.UpOptions, planned: Planned) -> None:
     secrets = []
     for _ in range(2):
         engine, gateway, rest = planned(options)
@@ -146,6 +144,62 @@ def test_a_secret_that_other_engines_want_is_the_local_ones_too(
     assert engine.environment["SERVING_ENGINE_SECRET"] == "of-the-fleet"
     assert "SERVING_RELAY__ENGINE_SECRET" not in gateway.environment
     assert gateway.environment["SERVING_RELAY__ENGINE_SECRET_FILE"] == str(path)
+
+
+def test_a_secret_given_for_engines_is_taken_over(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVING_ENGINE_SECRET", "of-the-user")
+    engine, gateway, _ = planned(options)
+    assert engine.environment["SERVING_ENGINE_SECRET"] == "of-the-user"
+    assert gateway.environment["SERVING_RELAY__ENGINE_SECRET"] == "of-the-user"
+
+
+def test_a_file_of_secrets_for_engines_is_taken_over_with_all_of_them(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "secrets"
+    path.write_text("new\nold\n")
+    monkeypatch.setenv("SERVING_ENGINE_SECRET_FILE", str(path))
+    engine, gateway, _ = planned(options)
+    assert engine.environment["SERVING_ENGINE_SECRET_FILE"] == str(path)
+    assert "SERVING_ENGINE_SECRET" not in engine.environment
+    assert gateway.environment["SERVING_RELAY__ENGINE_SECRET"] == "new"
+    monkeypatch.setenv("SERVING_RELAY__ENGINE_SECRET", "old")
+    engine, gateway, _ = planned(options)
+    assert engine.environment["SERVING_ENGINE_SECRET_FILE"] == str(path)
+    assert gateway.environment["SERVING_RELAY__ENGINE_SECRET"] == "old"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"SERVING_ENGINE_SECRET": "a", "SERVING_RELAY__ENGINE_SECRET": "b"}, "relay.engine_secret is not among the secrets"),
+        ({"SERVING_ENGINE_SECRET": " "}, "SERVING_ENGINE_SECRET: holds no secret"),
+        ({"SERVING_ENGINE_SECRET_FILE": "/nowhere"}, "SERVING_ENGINE_SECRET_FILE: /nowhere cannot be read"),
+    ],
+)
+def test_secrets_that_cannot_work_are_one_sentence(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=message):
+        planned(options)
+
+
+def test_the_models_folder_is_handed_on(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+
+    def prepare(*_: object, **given: Any) -> EngineCommand:
+        asked.append(given["model_path"])
+        return EngineCommand(("engine",), {})
+
+    monkeypatch.setattr(up, "prepare_engine", prepare)
+    planned(replace(options, model_path=tmp_path))
+    assert asked == [tmp_path]
 
 
 def test_the_local_engine_is_always_guarded(options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -544,14 +544,18 @@ async def test_a_complete_answer_cannot_fail_any_more(start: StartEngine) -> Non
 # Deadlines
 
 
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 async def test_an_engine_that_is_silent_past_the_deadline_is_overdue(start: StartEngine) -> None:
     _, pool = await start(silent)
     exchange = await begin(pool)
     waiting = asyncio.create_task(exchange.head())
     await asyncio.sleep(0)
-    assert not exchange.overdue
+    assert not exchange.overdue(now())
     exchange.deadline -= LONG_SECONDS + 1
-    assert exchange.overdue
+    assert exchange.overdue(now())
     exchange.fail(AnswerTimedOut("silent"))
     with pytest.raises(AnswerTimedOut):
         await waiting
@@ -562,7 +566,7 @@ async def test_a_client_that_does_not_ask_makes_no_engine_overdue(start: StartEn
     _, pool = await start(silent)
     exchange = await begin(pool)
     exchange.deadline -= LONG_SECONDS + 1
-    assert not exchange.overdue
+    assert not exchange.overdue(now())
     exchange.close()
 
 
@@ -571,6 +575,7 @@ async def test_each_piece_moves_the_deadline(start: StartEngine) -> None:
     exchange = await begin(pool)
     exchange.deadline = 0.0
     await rest(exchange)
+    assert not exchange.overdue(now())
     assert exchange.deadline > LONG_SECONDS
 
 
@@ -582,7 +587,7 @@ async def test_time_in_which_reading_was_paused_is_not_the_engines(start: StartE
     await exchange.piece()
     waiting = asyncio.create_task(exchange.piece())
     await asyncio.sleep(0)
-    overdue = exchange.overdue
+    overdue = exchange.overdue(now())
     exchange.fail(AnswerTimedOut("the test is over"))
     with pytest.raises(AnswerTimedOut):
         await waiting
@@ -746,3 +751,97 @@ async def test_dialling_that_times_out_just_when_it_succeeds_leaves_nothing(
     with pytest.raises(Unreachable):
         await pool.connection()
     await until(lambda: pool.open_connections == 0)
+
+
+# Requests whose end comes later
+
+OPEN_REQUEST = b"POST / HTTP/1.1\r\nhost: engine\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def begin_open(pool: Pool) -> Exchange:
+    connection = await pool.connection()
+    exchange = Exchange(
+        connection,
+        deadline=connection.loop.time() + LONG_SECONDS,
+        idle_timeout_seconds=LONG_SECONDS,
+        high_water_bytes=1024,
+    )
+    connection.send(exchange, OPEN_REQUEST, more=True)
+    return exchange
+
+
+async def test_an_open_request_is_ended_and_its_connection_kept(start: StartEngine) -> None:
+    async def play(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            await peer.request()  # the last chunk ends with a blank line, too
+            await peer.say(OK)
+
+    engine, pool = await start(play)
+    for _ in range(2):
+        exchange = await begin_open(pool)
+        assert await exchange.send_more(b"2\r\nhi\r\n")
+        assert await exchange.send_more(b"0\r\n\r\n")
+        exchange.sent(LONG_SECONDS)
+        assert (await exchange.head(), await rest(exchange)) == (200, b"OK")
+    assert engine.accepted == 1
+
+
+async def test_an_answer_before_the_requests_end_closes_the_connection(start: StartEngine) -> None:
+    """Another request on it would be read as the rest of this one."""
+
+    async def play(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK)
+        await peer.left()
+
+    engine, pool = await start(play)
+    exchange = await begin_open(pool)
+    assert (await exchange.head(), await rest(exchange)) == (200, b"OK")
+    assert not await exchange.send_more(b"2\r\nhi\r\n")
+    exchange.close()
+    await until(lambda: pool.open_connections == 0)
+    await begin_open(pool)
+    await until(lambda: engine.accepted == 2)
+
+
+async def test_more_waits_until_the_engine_has_room_and_the_wait_is_the_engines(start: StartEngine) -> None:
+    go_on = asyncio.Event()
+    read_bytes = 0
+
+    async def play(peer: Peer) -> None:
+        nonlocal read_bytes
+        await peer.request()
+        await go_on.wait()
+        read_bytes = len(await peer._reader.readexactly(64 * 1024 * 300))
+
+    _, pool = await start(play)
+    exchange = await begin_open(pool)
+    data = b"s" * (64 * 1024)
+    sent = 0
+
+    async def push() -> None:
+        nonlocal sent
+        while sent < 300:
+            assert await exchange.send_more(data)
+            sent += 1
+
+    pushing = asyncio.create_task(push())
+    connection = exchange.connection
+    assert connection is not None
+    await until(lambda: connection.writing_paused)
+    assert sent < 300 and not exchange.overdue(now())
+    exchange.deadline = 0.0
+    assert exchange.overdue(now())
+    go_on.set()
+    await asyncio.wait_for(pushing, 10.0)
+    await until(lambda: read_bytes == 64 * 1024 * 300)
+    exchange.close()
+
+
+async def test_more_for_a_connection_that_is_gone_raises(start: StartEngine) -> None:
+    _, pool = await start(saying())
+    exchange = await begin_open(pool)
+    with pytest.raises(BrokenAnswer):
+        while await exchange.send_more(b"2\r\nhi\r\n"):
+            await asyncio.sleep(0)

@@ -51,7 +51,7 @@ class World:
         self.alive: set[str] = set()
         self.failures: list[str] = []
         self.rounds = 0
-        self.fleet = Fleet(fixed, models=[pool.model for pool in pools])
+        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in pools})
         self.probe = Probe(self.fleet, self._get, ProbeSettings(period_seconds=0.5, timeout_seconds=0.5))
         self.discovery = Discovery(
             pools,

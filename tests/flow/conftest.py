@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.settings import EndpointSettings, Settings
+from serving.settings import Settings
 from tests.doubles.conservation import Expectation, conserved
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
@@ -19,7 +19,9 @@ GatewayOver = Callable[..., AbstractAsyncContextManager[RunningGateway]]
 
 def settings_over(engines: Mapping[str, ScriptedEngine], **sections: Any) -> Settings:
     """Settings of a gateway over engines by endpoint name."""
-    endpoints = tuple(EndpointSettings(name=name, url=engine.url, model=engine.model) for name, engine in engines.items())
+    endpoints = [
+        {"name": name, "url": engine.url, "model": engine.model, "tasks": engine.tasks} for name, engine in engines.items()
+    ]
     return Settings.model_validate({"endpoints": endpoints, **sections})
 
 
@@ -52,6 +54,28 @@ async def gateway(engine_url: str) -> AsyncIterator[RunningGateway]:
         {"endpoints": [{"name": "e1", "url": engine_url, "model": "tiny"}], "auth": {"api_key": "sk-test"}}
     )
     async with RunningGateway(settings) as started:
+        yield started
+
+
+@pytest.fixture
+async def pooling_engine() -> AsyncIterator[ScriptedEngine]:
+    """A scripted engine that embeds and scores."""
+    async with ScriptedEngine(tasks=("embed", "score")) as started:
+        yield started
+
+
+@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
+def pooling_url(request: pytest.FixtureRequest) -> str:
+    """An engine that embeds and scores with the model `tiny`, scripted or real."""
+    name = "real_pooling_engine" if request.param == "real" else "pooling_engine"
+    return str(request.getfixturevalue(name).url)
+
+
+@pytest.fixture
+async def pooling_gateway(pooling_url: str) -> AsyncIterator[RunningGateway]:
+    """A gateway over `pooling_url` that wants the key sk-test."""
+    endpoint = {"name": "e1", "url": pooling_url, "model": "tiny", "tasks": ["embed", "score"]}
+    async with RunningGateway(Settings.model_validate({"endpoints": [endpoint], "auth": {"api_key": "sk-test"}})) as started:
         yield started
 
 

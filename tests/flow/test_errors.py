@@ -82,7 +82,17 @@ async def test_what_is_not_published_reaches_no_engine(
 
 @pytest.mark.parametrize(
     "path",
-    ["/invocations", "/tokenize", "/v1/embeddings", "/v1/load_lora_adapter", "/v1/chat/completions/", "/V1/chat/completions"],
+    [
+        "/invocations",
+        "/pooling",
+        "/score",
+        "/rerank",
+        "/v2/embed",
+        "/tokenizer_info",
+        "/v1/load_lora_adapter",
+        "/v1/chat/completions/",
+        "/V1/chat/completions",
+    ],
 )
 async def test_the_engines_other_routes_are_closed(engine: ScriptedEngine, gateway_over: GatewayOver, path: str) -> None:
     async with gateway_over({"e1": engine}, expected=Expectation(client_requests=0)) as gateway:
@@ -96,7 +106,7 @@ async def test_the_engines_other_routes_are_closed(engine: ScriptedEngine, gatew
         (Script(status=400), 400, None),
         (Script(status=422), 400, None),
         (Script(status=404), 404, "model_not_found"),
-        (Script(status=501), 404, "not_found"),
+        (Script(status=501), 404, "route_not_supported"),
         (Script(status=401), 502, "engine_failed"),
         (Script(status=302), 502, "engine_failed"),
         (Script(status=500), 502, "engine_failed"),

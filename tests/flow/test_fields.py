@@ -58,11 +58,11 @@ async def test_a_privilege_never_reaches_an_engine_however_it_is_spelt(
 @pytest.mark.parametrize(
     ("field", "good", "bad"),
     [
-        ("n", [1, 8, None], [9, 0, -1, 10**9, "8", True, 1.5]),
+        ("n", [1, 8, 8.0, None], [9, 9.0, 0, -1, 10**9, "8", True, 1.5]),
         ("best_of", [8], [9, -1, "8"]),
         ("top_logprobs", [0, 20], [21, -1, "8", True]),
         ("prompt_logprobs", [None], [0, 1, "1"]),
-        ("max_tokens", [1, 4096], [4097, 0, -1, "8", True]),
+        ("max_tokens", [1, 4096, 5.0], [4097, 4097.0, 1e300, 5.5, 0, -1, "8", True]),
         ("max_completion_tokens", [4096], [4097, "8"]),
         ("logprobs", [True, False, None], [21, "x"]),
     ],

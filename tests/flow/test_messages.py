@@ -217,6 +217,7 @@ async def test_an_engines_error_is_said_in_anthropics_words(
         (asking(messages="hi"), 400, "invalid_request_error", "messages"),
         (asking(max_tokens=None), 400, "invalid_request_error", "max_tokens"),
         (asking(max_tokens=0), 400, "invalid_request_error", "max_tokens"),
+        (asking(max_tokens=1.5), 400, "invalid_request_error", "max_tokens"),
         (asking(max_tokens=True), 400, "invalid_request_error", "max_tokens"),
         (asking(max_tokens=4097), 400, "invalid_request_error", "max_tokens"),
         (asking(model=None), 400, "invalid_request_error", "model"),
@@ -235,6 +236,11 @@ async def test_the_gateways_own_errors_have_the_same_form(
         assert (response.status, error["type"]) == (status, kind)
         assert word in error["message"]
         assert not engine.log.requests
+
+
+async def test_an_integer_may_be_written_with_a_point(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    async with gateway_over({"e1": engine}) as gateway:
+        assert (await ask(gateway.url, MESSAGES, asking(max_tokens=2.0))).json["usage"]["output_tokens"] == 2
 
 
 async def test_methods_and_content_types_too(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:

@@ -32,8 +32,8 @@ VLLM_ROUTES = _TABLE.split()
 """Every route of vLLM 0.32, whatever switches it on."""
 METHODS = ("GET", "POST", "PUT", "DELETE")
 PUBLISHED = {("POST", path) for path in ROUTES} | {("GET", "/v1/models")}
-OPEN = {("GET", "/health"), ("GET", "/readyz")}
-"""Probes of the gateway itself, for which nobody has a key."""
+OPEN = {("GET", "/health"), ("GET", "/readyz"), ("GET", "/openapi.json")}
+"""The gateway's own probes and document, for which nobody has a key."""
 
 
 @asynccontextmanager

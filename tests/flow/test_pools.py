@@ -110,6 +110,10 @@ async def test_what_departed_engines_leave_behind_is_bounded() -> None:
     [
         ([{"name": "a", "model": "m", "host": "h", "port": 1}] * 2, "pools: the name 'a' is given twice"),
         ([{"name": "default", "model": "m", "host": "h", "port": 1}], "pools: 'default' is the pool of an entry of `endpoints`"),
+        (
+            [{"name": "a", "model": "m", "host": "h", "port": 1, "tasks": ["embed"]}],
+            "pools: 'e' and 'a' serve the model 'm' with different",
+        ),
         ([{"name": "a", "model": "m", "host": "", "port": 1}], "host"),
         ([{"name": "a", "model": "m", "host": "h", "port": 0}], "port"),
     ],
@@ -117,6 +121,14 @@ async def test_what_departed_engines_leave_behind_is_bounded() -> None:
 def test_pools_that_cannot_be(pools: list[dict[str, object]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings.model_validate({"pools": pools, "endpoints": [{"name": "e", "url": "http://h:1", "model": "m"}]})
+
+
+async def test_a_models_tasks_are_known_without_an_engine() -> None:
+    names = Names()
+    async with gateway_over_names(names, 1) as gateway:
+        assert await status_of(gateway) == 503
+        body = {"model": "tiny", "input": "text"}
+        assert (await ask(gateway.url, "/v1/embeddings", body)).status == 404
 
 
 async def test_liveness_does_not_wait_for_engines() -> None:

@@ -145,9 +145,11 @@ async def test_privileges_stay_behind_and_the_salt_is_ours(engine: ScriptedEngin
         ({"input": {"role": "user"}}, "input"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"previous_response_id": ""}, "previous_response_id"),
+        ({"previous_response_id": 0}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"background": "true"}, "background"),
+        ({"background": 0.0}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 5000}, "max_output_tokens"),
         ({"top_logprobs": 21}, "top_logprobs"),
@@ -304,7 +306,7 @@ async def test_a_model_whose_engine_does_not_support_the_route_is_a_404(
     async with gateway_over({"e1": engine}) as gateway:
         response = await ask(gateway.url, RESPONSES, asking())
         error = response.json["error"]
-        assert (response.status, error["code"]) == (404, "not_found")
+        assert (response.status, error["code"]) == (404, "route_not_supported")
         assert "'tiny' does not support /v1/responses" in error["message"]
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from serving.app import Server, create_app
 from serving.core.errors import ConfigurationError
 from serving.settings import Settings
+from tests.doubles.certificates import write_pair
 from tests.doubles.raw_client import request_bytes
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -21,17 +21,6 @@ from tests.doubles.settling import settled
 from tests.flow.conftest import chat, settings_over
 
 POLL_SECONDS = 0.05
-
-
-def write_pair(folder: Path, name: str) -> None:
-    """A certificate for `name` and its key, both put in place whole."""
-    subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
-    new = folder / f"{name}.new"
-    new.mkdir()
-    making = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
-    subprocess.run([*making, *subject, "-keyout", new / "key", "-out", new / "cert"], check=True, capture_output=True)
-    for file in ("key", "cert"):
-        (new / file).replace(folder / file)
 
 
 @pytest.fixture

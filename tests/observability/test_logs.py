@@ -200,7 +200,7 @@ def ended(**fields: Any) -> RequestContext:
 
 
 def test_a_requests_line_says_how_it_went() -> None:
-    line = request_line(ended(), 3.5)
+    line = request_line(ended(), 3.5, "2026-11-30T00:00:00.000Z")
     assert line.pop("time").endswith("Z")
     assert line == {
         "level": "info",
@@ -225,19 +225,19 @@ def test_a_requests_line_says_how_it_went() -> None:
 
 
 def test_a_requests_line_holds_neither_prompt_nor_key(lines: Lines) -> None:
-    RequestLog(lines).settle(ended(), 3.5)  # type: ignore[arg-type]
+    RequestLog(lines).settle(ended(), 3.5, "2026-11-30T00:00:00.000Z")  # type: ignore[arg-type]
     assert b"my prompt" not in lines.lines[0]
     assert b"sk-secret" not in lines.lines[0]
 
 
 def test_what_did_not_happen_is_null(lines: Lines) -> None:
-    RequestLog(lines).settle(ended(first_byte=0.0, usage=Usage()), 3.5)  # type: ignore[arg-type]
+    RequestLog(lines).settle(ended(first_byte=0.0, usage=Usage()), 3.5, "2026-11-30T00:00:00.000Z")  # type: ignore[arg-type]
     line = lines.only
     assert [line[name] for name in ("ttft_seconds", "prompt_tokens", "cached_tokens", "output_tokens")] == [None] * 4
 
 
 def test_no_count_of_an_engine_makes_the_log_fail(lines: Lines) -> None:
-    RequestLog(lines).settle(ended(usage=Usage(2**70, 0, 1)), 3.5)  # type: ignore[arg-type]
+    RequestLog(lines).settle(ended(usage=Usage(2**70, 0, 1)), 3.5, "2026-11-30T00:00:00.000Z")  # type: ignore[arg-type]
     assert len(lines.lines) == 1
 
 

@@ -245,3 +245,10 @@ def test_the_exposition_says_what_it_is() -> None:
     text, content_type = Metrics().exposition()
     assert content_type == CONTENT_TYPE_LATEST
     assert text.endswith(b"\n")
+
+
+def test_seconds_of_sound_are_known_usage() -> None:
+    metrics = settled(usage=Usage(audio_seconds=7))
+    of = {"model": "tiny", "pool": "default"}
+    assert exported(metrics, "serving_audio_seconds_total", **of) == 7
+    assert exported(metrics, "serving_usage_unknown_total", **of) is None
