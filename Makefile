@@ -4,7 +4,7 @@ BIN := .venv/bin
 CHECKED := serving tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help up check test soak fuzz lint setup-gateway setup-dev setup-engine setup-clients catalog-snapshot lock clean
+.PHONY: help up check test soak fuzz lint catalog image setup-gateway setup-dev setup-engine setup-clients setup-tools catalog-snapshot lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -13,9 +13,9 @@ up: setup-engine ## a real model on a real vLLM behind the gateway, in the foreg
 	@exec $(BIN)/serving up $(PROFILE) $(ARGS)
 
 check: lint ## the fast loop: lint, types, layers, unit and flow tests
-	@$(BIN)/python -m pytest -m "not engine and not clients and not soak" -q -n 4
+	@$(BIN)/python -m pytest -m "not engine and not clients and not soak and not chart and not cluster" -q -n 4
 
-test: lint setup-clients ## everything, with the real engine and with other people's clients
+test: lint setup-clients setup-tools ## everything: the real engine, other people's clients, the chart and, where KUBECONFIG names one, a cluster
 	-@$(BIN)/python -m tests.flow.openai_schema
 	@$(BIN)/python -m pytest -m "not engine and not clients and not soak" -q -n 4
 	@$(BIN)/python -m pytest -m "(engine or clients) and not soak"
@@ -32,6 +32,12 @@ lint: setup-dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
+catalog: setup-gateway ## render profiles, pod programs and settings into the chart
+	@PYTHONPATH=. $(BIN)/python scripts/render_chart.py
+
+image: ## build the gateway's image with docker
+	@docker build --file Dockerfile.gateway --tag serving-gateway:$$(sed -n 's/^appVersion: //p' helm/serving/Chart.yaml) .
+
 setup-gateway:
 	@$(PYTHON) scripts/setup.py gateway
 
@@ -43,6 +49,9 @@ setup-engine:
 
 setup-clients: setup-engine
 	@$(PYTHON) scripts/setup_clients.py
+
+setup-tools: ## bring Helm, Prometheus and what builds images into the cache, for the chart's tests
+	@$(PYTHON) scripts/tools.py
 
 catalog-snapshot: setup-engine ## write the snapshot of the installed vLLM's flags, variables and metrics
 	@$(BIN)/python scripts/snapshot_vllm.py

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from serving.core.outcomes import AttemptResult
 from serving.engines.machine import require_free_port
 from serving.engines.relay import Relay
 from serving.engines.wire import WireError
+from serving.fleet.dns import Discovery
 from serving.fleet.probe import Probe, ProbeFailed
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
@@ -58,21 +59,31 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
-        self.fleet = Fleet(Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints)
+        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints]
+        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools})
         self.relay = Relay(settings.relay)
         self.probe = Probe(self.fleet, self._get, settings.probe)
+        self.discovery = Discovery(
+            settings.pools,
+            self.fleet,
+            self.probe,
+            settings.discovery,
+            changed=self._forget_departed,
+            failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
+        )
         self.admission = Admission(settings.limits)
+        self.chooser = Chooser()
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         identities = Identities(settings.auth)
-        models = public_models(settings.models, (endpoint.model for endpoint in settings.endpoints))
+        models = public_models(settings.models, [*(e.model for e in settings.endpoints), *(p.model for p in settings.pools)])
         self.pipeline = Pipeline(
             identities=identities,
             admission=self.admission,
             models=models,
             fleet=self.fleet,
             probe=self.probe,
-            chooser=Chooser(),
+            chooser=self.chooser,
             relay=self.relay,
             metrics=self.metrics,
             request_log=RequestLog(writer) if writer is not None and settings.logging.access else None,
@@ -122,15 +133,37 @@ class Gateway:
                 if status.state is not EndpointState.UNKNOWN and (e := status.endpoint)
             )
         )
+        metrics.watch_pools(self._ready_by_pool)
+        for pool in self.settings.pools:
+            metrics.discovery_failures.add((pool.name,), 0)
         for endpoint in self.settings.endpoints:
-            for result in AttemptResult:
-                metrics.attempts.add((endpoint.pool, endpoint.name, result), 0)
+            self._count_from_zero(endpoint.pool, endpoint.name)
+
+    def _ready_by_pool(self) -> Iterable[tuple[tuple[str, str], float]]:
+        counts = {(e.model, e.pool): 0 for e in self.settings.endpoints} | {(p.model, p.name): 0 for p in self.settings.pools}
+        for status in self.fleet.snapshot.statuses.values():
+            counts[status.endpoint.model, status.endpoint.pool] += status.state is EndpointState.READY
+        return counts.items()
+
+    def _forget_departed(self) -> None:
+        """Let go of what is kept for endpoints that are no more; the last that left are still counted for a while."""
+        endpoints = {status.endpoint.name: status.endpoint for status in self.fleet.snapshot.statuses.values()}
+        self.chooser.retain(endpoints)
+        self.relay.retain({endpoint.url for endpoint in endpoints.values()})
+        counted = endpoints.keys() | set(self.fleet.departed)
+        self.metrics.attempts.retain(lambda labels: labels[1] in counted)
+        for endpoint in endpoints.values():
+            self._count_from_zero(endpoint.pool, endpoint.name)
+
+    def _count_from_zero(self, pool: str, endpoint: str) -> None:
+        for result in AttemptResult:
+            self.metrics.attempts.add((pool, endpoint, result), 0)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self.tracing is not None:
             self.tracing.start()
-        async with self.relay, self.probe:
+        async with self.relay, self.probe, self.discovery:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield
@@ -293,8 +326,8 @@ def run_gateway(settings: Settings) -> int:
     writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)
     gateway = create_app(settings, writer)
-    if not settings.endpoints:
-        log.warning("no endpoints are set, so no request can be served; list them under `endpoints`")
+    if not settings.endpoints and not settings.pools:
+        log.warning("no endpoints are set, so no request can be served; list them under `endpoints` or `pools`")
     writer.on_drop = gateway.metrics.log_lines_dropped.inc
     server = Server(gateway)
     _open_file_limit(settings.limits)

@@ -52,6 +52,7 @@ def engine(
     model_path: Annotated[Path | None, typer.Option(help="Folder of the model, in place of the catalog's sources.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print environment and command; start nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
+    in_image: Annotated[bool, typer.Option("--in-image", help="With --dry-run: as the chart runs it in vLLM's image.")] = False,
     catalog: CatalogOption = None,
 ) -> None:
     """Check a profile and this machine, fetch the model, and become its vLLM engine."""
@@ -61,6 +62,15 @@ def engine(
     if as_json and not dry_run:
         raise ConfigurationError("--json prints the command and needs --dry-run")
     root = catalog or catalog_dir()
+    if in_image:
+        from serving.catalog.load import load_catalog
+        from serving.catalog.render import engine_in_image
+
+        if not dry_run:
+            raise ConfigurationError("--in-image prints the command of another place and needs --dry-run")
+        inside = engine_in_image(load_catalog(root), profile)
+        print(_json({"environment": inside.environment, "argv": inside.argv}) if as_json else inside.shell())
+        return
 
     def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

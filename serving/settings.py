@@ -362,6 +362,24 @@ class EndpointSettings(_Section):
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
 
 
+class PoolSettings(_Section):
+    """A pool whose engines come and go: each address of a DNS name is one, as behind a headless Service of Kubernetes."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
+    target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
+    host: Annotated[Host, Field(min_length=1)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
+class DiscoverySettings(_Section):
+    """How the addresses of `pools` are looked up."""
+
+    period_seconds: Seconds = 2.0
+    timeout_seconds: Seconds = 5.0
+
+
 class TracingSettings(_Section):
     """Spans for requests and their attempts, over OTLP. The variables of OpenTelemetry (`OTEL_…`) are not read."""
 
@@ -411,6 +429,8 @@ class Settings(BaseSettings):
     models: dict[ModelName, ModelSettings] = {}
     """By the name that clients use. What an endpoint serves needs no entry."""
     provider_listing: ProviderListingSettings = ProviderListingSettings()
+    pools: tuple[PoolSettings, ...] = ()
+    discovery: DiscoverySettings = DiscoverySettings()
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -418,21 +438,35 @@ class Settings(BaseSettings):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"endpoints: the name {name!r} is given twice")
-        first_of = {endpoint.model: endpoint for endpoint in reversed(self.endpoints)}
-        for endpoint in self.endpoints:
-            first = first_of[endpoint.model]
-            if set(endpoint.tasks) != set(first.tasks):
+        sources: tuple[EndpointSettings | PoolSettings, ...] = (*self.endpoints, *self.pools)
+        first_of = {source.model: source for source in reversed(sources)}
+        for source in sources:
+            first = first_of[source.model]
+            if set(source.tasks) != set(first.tasks):
+                place = "endpoints" if source in self.endpoints else "pools"
                 raise ValueError(
-                    f"endpoints: {first.name!r} and {endpoint.name!r} serve the model {endpoint.model!r} with different tasks; "
+                    f"{place}: {first.name!r} and {source.name!r} serve the model {source.model!r} with different tasks; "
                     "give both the same tasks, or two models"
                 )
         return self
 
     @model_validator(mode="after")
     def _known_models(self) -> Settings:
-        check_models(self.models, {endpoint.model: endpoint.name for endpoint in self.endpoints})
+        served = {pool.model: pool.name for pool in self.pools} | {endpoint.model: endpoint.name for endpoint in self.endpoints}
+        check_models(self.models, served)
         if self.provider_listing.enabled and not any(model.listing for model in self.models.values()):
             raise ValueError("provider_listing.enabled: there is nothing to list; give a model a listing, as models.NAME.listing")
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_pools(self) -> Settings:
+        names = [pool.name for pool in self.pools]
+        fixed = {endpoint.pool for endpoint in self.endpoints}
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"pools: the name {name!r} is given twice")
+            if name in fixed:
+                raise ValueError(f"pools: {name!r} is the pool of an entry of `endpoints`, whose addresses are fixed")
         return self
 
     @classmethod

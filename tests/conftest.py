@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 from serving.settings import Settings
 from tests.doubles.real_engine import RealEngine, is_installed, running_engine
@@ -17,6 +18,9 @@ from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.tiny_model import tiny_model
 from tests.doubles.tiny_whisper import ENGINE_ARGUMENTS, MAX_MODEL_LEN, tiny_whisper
+
+settings.register_profile("tests", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("tests")
 
 ENGINE_TEST_TIMEOUT_SECONDS = 300
 """The first test with the real engine pays for its start."""

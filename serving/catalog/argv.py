@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from serving.catalog.load import find_profile
@@ -17,6 +18,9 @@ Launcher = Literal["module", "command"]
 MODEL`, as in the official images."""
 
 ENTRY_MODULE = "vllm.entrypoints.launchers.api_server.entry"
+
+GUARD = "serving_guard.Guard"
+"""Our middleware; its file lies in a folder on PYTHONPATH."""
 
 OURS = frozenset({"model", "served-model-name", "host", "port", "uds"})
 """Given by the command line of `serving engine`; a profile may not set them."""
@@ -61,7 +65,7 @@ def engine_command(
     catalog: Catalog,
     profile_name: str,
     *,
-    model_path: Path,
+    model_path: PurePath,
     host: str,
     port: int,
     uds: Path | None = None,
@@ -89,6 +93,15 @@ def engine_command(
     for name, value in _arguments(catalog, profile, vocabulary).items():
         words += _flag_words(name, value, vocabulary.flags.get(name) if vocabulary else None)
     return EngineCommand(argv=tuple(words), environment={**ENVIRONMENT, **profile.environment})
+
+
+def guarded(command: EngineCommand, guard_folder: PurePath, python_path: str | None = None) -> EngineCommand:
+    """The command with our guard before all its routes; the last middleware is the outermost. The secret is not part of it.
+
+    `python_path` is what PYTHONPATH holds already.
+    """
+    folders = os.pathsep.join(filter(None, (str(guard_folder), command.environment.get("PYTHONPATH") or python_path)))
+    return EngineCommand((*command.argv, "--middleware", GUARD), {**command.environment, "PYTHONPATH": folders})
 
 
 def contradictions(profile: Profile) -> list[str]:

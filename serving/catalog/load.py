@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from serving.catalog.model import Catalog, Model, Profile, Record, Removed, Target, Vocabulary
+from serving.catalog.model import Catalog, EngineImage, EngineImages, Model, Profile, Record, Removed, Target, Vocabulary
 from serving.core.errors import ConfigurationError
 from serving.strict_yaml import read_yaml
 
@@ -42,6 +42,7 @@ def load_catalog(root: Path) -> Catalog:
         profiles=types.MappingProxyType(profiles),
         vocabularies=types.MappingProxyType(_read_vocabularies(root / "engines")),
         removed=_validate(removed_path, read_yaml(removed_path), Removed),
+        images=_read_images(root / "engines" / "images.yaml"),
     )
 
 
@@ -97,6 +98,16 @@ def _read_vocabularies(folder: Path) -> dict[str, Vocabulary]:
             raise ConfigurationError(f"{path}: version: must agree with the name of the file")
         vocabularies[vocabulary.version] = vocabulary
     return vocabularies
+
+
+def _read_images(path: Path) -> tuple[EngineImage, ...]:
+    images = _validate(path, read_yaml(path), EngineImages).images
+    seen: set[tuple[str, str]] = set()
+    for place, image in enumerate(images):
+        if (image.version, image.build) in seen:
+            raise ConfigurationError(f"{path}: images.{place}: vLLM {image.version} for {image.build} is given twice")
+        seen.add((image.version, image.build))
+    return images
 
 
 def _require(path: Path, field: str, name: str, known: Mapping[str, object]) -> None:

@@ -41,6 +41,25 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class Toleration(Record):
+    """A taint that engines of a target put up with, as Kubernetes spells it."""
+
+    key: Text
+    operator: Literal["Exists", "Equal"]
+    value: Text | None = None
+    effect: Literal["NoSchedule", "NoExecute", "PreferNoSchedule"] | None = None
+
+
+class Nodes(Record):
+    """How Kubernetes knows the nodes of a target."""
+
+    resource: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[a-z0-9.-]+$")] | None
+    """What the device plugin counts, one for each accelerator; None where the engine takes CPU and memory only."""
+    selector: dict[Text, str]
+    """Labels that all of these nodes carry and no others."""
+    tolerations: tuple[Toleration, ...] = ()
+
+
 class Target(Record):
     """A kind of hardware. `None` stands for a figure that has no public source or that the user must give."""
 
@@ -62,6 +81,7 @@ class Target(Record):
     power_watts: Count | None = None
     """Highest rated power of one accelerator."""
     price_dollars_per_node_hour: Annotated[float, Field(gt=0)] | None = None
+    nodes: Nodes
 
 
 class DirectorySource(Record):
@@ -132,6 +152,14 @@ class Memory(Record):
     """Interpreter, libraries and activations of all engine processes, measured or estimated."""
 
 
+class Host(Record):
+    """What the engine takes of its node beside accelerators and memory."""
+
+    cpu_cores: Count
+    shared_memory_bytes: Bytes
+    """Room of /dev/shm, through which the engine's processes talk; part of the memory."""
+
+
 class Profile(Record):
     """How one model runs on one target."""
 
@@ -147,6 +175,7 @@ class Profile(Record):
     """vLLM's own flag names without dashes; true is the bare flag, false is `--no-…`, lists and mappings as vLLM wants."""
     environment: dict[VariableName, str] = {}
     memory: Memory
+    host: Host
 
     @model_validator(mode="after")
     def _no_null(self) -> Profile:
@@ -170,6 +199,24 @@ class Profile(Record):
             if isinstance(value, int | str) and re.fullmatch(r"-\d+|0+", str(value)):
                 raise ValueError(f"arguments.{flag}: must be 1 or more, not {value!r}")
         return self
+
+
+class EngineImage(Record):
+    """vLLM's official image of one version and build."""
+
+    version: Text
+    build: EngineBuild
+    registry: Text
+    repository: Text
+    tag: Text
+    digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    """None while nobody has looked it up; the tag is then taken, which its owner may move."""
+
+
+class EngineImages(Record):
+    """All images, one for each version and build."""
+
+    images: tuple[EngineImage, ...]
 
 
 class Flag(Record):
@@ -212,3 +259,4 @@ class Catalog(Record):
     vocabularies: Mapping[str, Vocabulary]
     """By engine version."""
     removed: Removed
+    images: tuple[EngineImage, ...]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from serving.catalog.argv import EngineCommand, Launcher, contradictions, engine_command
+from serving.catalog.argv import EngineCommand, Launcher, contradictions, engine_command, guarded
 from serving.catalog.fit import fit, shape_problems
 from serving.catalog.load import find_profile, load_catalog
 from serving.catalog.model import Catalog, Profile
@@ -33,7 +33,6 @@ from serving.settings import child_environment, engine_environment, engine_secre
 
 __all__ = ["become_engine", "plan_engine", "prepare_engine", "require_free_port"]
 
-GUARD = "serving_guard.Guard"
 GUARD_FOLDER = Path(__file__).resolve().parent / "guard"
 
 
@@ -175,11 +174,4 @@ def _command(
         launcher=launcher,
         program=program,
     )
-    return _guarded(command) if guard else command
-
-
-def _guarded(command: EngineCommand) -> EngineCommand:
-    """The command with our guard before all its routes; the last middleware is the outermost. The secret is not part of it."""
-    inherited = command.environment.get("PYTHONPATH") or child_environment({}).get("PYTHONPATH")
-    python_path = os.pathsep.join(filter(None, (str(GUARD_FOLDER), inherited)))
-    return EngineCommand((*command.argv, "--middleware", GUARD), {**command.environment, "PYTHONPATH": python_path})
+    return guarded(command, GUARD_FOLDER, child_environment({}).get("PYTHONPATH")) if guard else command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import orjson
@@ -164,6 +165,11 @@ class Relay:
         """Give an exchange back; its connection is closed unless the answer is complete."""
         self._exchanges.discard(exchange)
         exchange.close()
+
+    def retain(self, urls: Collection[str]) -> None:
+        """Forget addresses that are not among `urls`, once no connection leads there."""
+        for url in [url for url, pool in self._pools.items() if url not in urls and not pool.open_connections]:
+            del self._pools[url]
 
     def _pool(self, url: str) -> Pool:
         pool = self._pools.get(url)

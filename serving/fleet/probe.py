@@ -35,21 +35,31 @@ class Probe:
         self._fleet = fleet
         self._get = get
         self._settings = settings
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._soon: dict[str, asyncio.Event] = {}
 
     async def __aenter__(self) -> Probe:
-        for name, status in self._fleet.snapshot.statuses.items():
-            self._soon[name] = asyncio.Event()
-            self._tasks.append(asyncio.create_task(self._watch(status.endpoint), name=f"probe-{name}"))
+        self.follow()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks.values()]
+        self._tasks.clear()
+        for task in tasks:
             task.cancel()
-        for task in self._tasks:
+        for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    def follow(self) -> None:
+        """Begin to ask endpoints that are new in the fleet, and leave those alone that have left it."""
+        present = {status.endpoint for status in self._fleet.snapshot.statuses.values()}
+        for endpoint in self._tasks.keys() - present:
+            self._tasks.pop(endpoint).cancel()
+            self._soon.pop(endpoint.name)
+        for endpoint in present - self._tasks.keys():
+            self._soon[endpoint.name] = asyncio.Event()
+            self._tasks[endpoint] = asyncio.create_task(self._watch(endpoint), name=f"probe-{endpoint.name}")
 
     def suspect(self, endpoint: Endpoint, reason: str) -> None:
         """A request could not reach the endpoint: take it out now and ask it again at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -44,6 +45,7 @@ class Snapshot:
     statuses: Mapping[str, EndpointStatus] = field(default_factory=dict)
     """By endpoint name."""
     by_model: Mapping[str, tuple[EndpointStatus, ...]] = field(default_factory=dict)
+    tasks_by_model: Mapping[str, tuple[Task, ...]] = field(default_factory=dict)
 
     candidates_by_model: Mapping[str, tuple[Endpoint, ...]] = field(init=False)
 
@@ -57,8 +59,7 @@ class Snapshot:
 
     def tasks(self, model: str) -> tuple[Task, ...]:
         """What the engines of the model do with it; none where the model is not known."""
-        statuses = self.by_model.get(model)
-        return statuses[0].endpoint.tasks if statuses else ()
+        return self.tasks_by_model.get(model, ())
 
     def ready(self, model: str) -> bool:
         return any(s.state is EndpointState.READY for s in self.by_model.get(model, ()))
@@ -73,16 +74,41 @@ def _candidates(statuses: tuple[EndpointStatus, ...]) -> tuple[Endpoint, ...]:
     return ready or tuple(s.endpoint for s in statuses if s.state is EndpointState.UNKNOWN)
 
 
+DEPARTED = 64
+"""How many names of endpoints that have left are remembered."""
+
+
 class Fleet:
     """Holds the current snapshot; each change makes a new one."""
 
-    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+    def __init__(self, endpoints: Iterable[Endpoint], models: Mapping[str, tuple[Task, ...]] | None = None) -> None:
+        """`models` are known with their tasks even while no endpoint serves them."""
+        self._models = dict(models or {})
         self._statuses = {endpoint.name: EndpointStatus(endpoint) for endpoint in endpoints}
+        self.departed: deque[str] = deque(maxlen=DEPARTED)
+        """The names that left last."""
         self.snapshot = self._freeze()
 
+    def replace(self, pool: str, endpoints: Iterable[Endpoint]) -> bool:
+        """Let a pool have exactly these endpoints; what is known of one that stays is kept. Returns whether any came or left."""
+        wanted = {endpoint.name: endpoint for endpoint in endpoints}
+        present = {name: status.endpoint for name, status in self._statuses.items() if status.endpoint.pool == pool}
+        if wanted == present:
+            return False
+        for name in present.keys() - wanted.keys():
+            del self._statuses[name]
+            self.departed.append(name)
+        for name, endpoint in wanted.items():
+            if present.get(name) != endpoint:
+                self._statuses[name] = EndpointStatus(endpoint)
+        self.snapshot = self._freeze()
+        return True
+
     def record(self, name: str, state: EndpointState, reason: str) -> bool:
-        """Note how an endpoint is. Returns whether its state changed."""
-        before = self._statuses[name]
+        """Note how an endpoint is. Returns whether its state changed; one that has left the fleet has none."""
+        before = self._statuses.get(name)
+        if before is None:
+            return False
         if before.state is state and before.reason == reason:
             return False
         self._statuses[name] = EndpointStatus(before.endpoint, state, reason)
@@ -90,10 +116,11 @@ class Fleet:
         return before.state is not state
 
     def _freeze(self) -> Snapshot:
-        by_model: dict[str, list[EndpointStatus]] = {}
+        by_model: dict[str, list[EndpointStatus]] = {model: [] for model in self._models}
         for status in self._statuses.values():
             by_model.setdefault(status.endpoint.model, []).append(status)
         return Snapshot(
             MappingProxyType(dict(self._statuses)),
             MappingProxyType({model: tuple(group) for model, group in by_model.items()}),
+            MappingProxyType({m: group[0].endpoint.tasks if group else self._models[m] for m, group in by_model.items()}),
         )

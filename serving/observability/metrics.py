@@ -106,6 +106,11 @@ class BulkCounter(Collector):
     def add(self, labels: tuple[str, ...], amount: float = 1) -> None:
         self._values[labels] = self._values.get(labels, 0) + amount
 
+    def retain(self, keep: Callable[[tuple[str, ...]], bool]) -> None:
+        """Drop the series whose label values are not to be kept."""
+        for labels in [labels for labels in self._values if not keep(labels)]:
+            del self._values[labels]
+
     def describe(self) -> Iterable[Metric]:
         return [CounterMetricFamily(self._name, self._documentation, labels=self._labels)]
 
@@ -163,6 +168,9 @@ class Metrics:
         self.usage_unknown = BulkCounter(
             "serving_usage_unknown", "Answers whose token counts the engine did not say.", ("model", "pool")
         )
+        self.discovery_failures = BulkCounter(
+            "serving_discovery_failures", "Look-ups of a pool's addresses that failed; the last known ones are kept.", ("pool",)
+        )
         self.audio_seconds = BulkCounter(
             "serving_audio_seconds", "Seconds of sound in transcriptions whose engines tell no tokens.", ("model", "pool")
         )
@@ -199,6 +207,7 @@ class Metrics:
             ("model", "pool"),
             REQUEST_SECONDS,
         )
+        registry.register(self.discovery_failures)
         counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
         tokens = (self.other_models, self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
         for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
@@ -247,6 +256,14 @@ class Metrics:
                 "1 ready, 0 not ready; absent while nothing is known.",
                 ("model", "pool", "target", "endpoint"),
                 read,
+            )
+        )
+
+    def watch_pools(self, read: ReadRows) -> None:
+        """Export how many endpoints of each model and pool are ready."""
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_ready_endpoints", "Endpoints of a pool that are ready; 0 when it has none.", ("model", "pool"), read
             )
         )
 

@@ -36,5 +36,11 @@ class Chooser:
     def release(self, endpoint: Endpoint) -> None:
         self._in_flight[endpoint.name] -= 1
 
+    def retain(self, names: Collection[str]) -> None:
+        """Forget endpoints that are not among `names`, once nothing is under way there."""
+        for name in [name for name in self._last_used if name not in names and not self._in_flight.get(name)]:
+            del self._last_used[name]
+            self._in_flight.pop(name, None)
+
     def in_flight(self, name: str) -> int:
         return self._in_flight.get(name, 0)

@@ -54,7 +54,7 @@ def running_engine(
 ) -> Iterator[RealEngine]:
     """Start vLLM, yield it when it is healthy, and leave no process behind. `environment` goes over the inherited one."""
     given = os.environ | dict(environment or {})
-    port = _free_port()
+    port = free_port()
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"),
         *("--model", str(model), "--served-model-name", MODEL_NAME),
@@ -78,7 +78,7 @@ def running_engine(
         _stop(process)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -59,9 +59,12 @@ class ScriptedEngine:
         max_running: int | None = None,
         idle_close_seconds: float = 5.0,
         version: str = "0.32.0",
+        host: str = "127.0.0.1",
+        port: int = 0,
         tls: ssl.SSLContext | None = None,
         tasks: tuple[str, ...] = ("generate",),
     ) -> None:
+        self.host = host
         self.models = list(models or ("tiny",))
         self.default = default or Script()
         self.choose: Callable[[ParsedRequest], Script | None] | None = None
@@ -81,7 +84,7 @@ class ScriptedEngine:
         self.prefix_cache = SimulatedPrefixCache(block_tokens) if prefix_caching else None
         self.connections: set[EngineConnection] = set()
         self.accepted_connections = 0
-        self.port = 0
+        self.port = port
         self.is_stopping = False
         self._queue: deque[Script] = deque()
         self._slot_freed = asyncio.Event()
@@ -95,7 +98,7 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://{self.host}:{self.port}"
 
     def script(self, *scripts: Script) -> None:
         """Queue scripts for the next requests, one each."""
@@ -305,7 +308,7 @@ class ScriptedEngine:
     def _bind(self) -> socket.socket:
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", self.port))
+        bound.bind((self.host, self.port))
         self.port = bound.getsockname()[1]
         return bound
 

@@ -22,10 +22,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serving.catalog.argv import EngineCommand
+from serving.catalog.argv import GUARD, EngineCommand
 from serving.core.errors import ConfigurationError
 from serving.engines import launch
-from serving.engines.launch import GUARD, GUARD_FOLDER, plan_engine
+from serving.engines.launch import GUARD_FOLDER, plan_engine
 from serving.settings import EndpointSettings, ProbeSettings, RelaySettings, Settings, catalog_dir, load_settings
 from tests.doubles.raw_client import ask
 from tests.doubles.real_engine import EngineDied, RealEngine, running_engine

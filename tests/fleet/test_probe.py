@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from serving.fleet.probe import Probe, ProbeFailed
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.settings import ProbeSettings
+from tests.doubles.virtual_time import in_virtual_time
 
 READY, UNREADY, UNKNOWN = EndpointState.READY, EndpointState.UNREADY, EndpointState.UNKNOWN
 PERIOD_SECONDS = 8.0
 E1 = Endpoint("e1", "http://e1:8000", "tiny", "default", "cpu")
 E2 = Endpoint("e2", "http://e2:8000", "tiny", "default", "cpu")
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer as soon as nothing else is left to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now_seconds = 0.0
-
-    def time(self) -> float:
-        return self._now_seconds
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self._now_seconds = max(self._now_seconds, self._scheduled[0].when())
-        super()._run_once()
-
-
-def in_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        with asyncio.Runner(loop_factory=VirtualTime) as runner:
-            runner.run(test(**fixtures))
-
-    return run
 
 
 class Engines:

@@ -1,0 +1,160 @@
+"""A profile as data for the chart: everything Kubernetes needs to run its engine, so that no template knows a vendor.
+
+Pure, like the command that it holds. `engine_in_image` is also what `serving engine PROFILE --dry-run --in-image` prints.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import PurePosixPath
+from typing import Any
+
+from serving.catalog.argv import EngineCommand, contradictions, engine_command, guarded
+from serving.catalog.fit import fit, shape_problems
+from serving.catalog.load import find_profile
+from serving.catalog.model import Catalog, EngineImage, HubSource, Profile, Target
+from serving.catalog.vocabulary import check
+from serving.core.errors import ConfigurationError
+
+PORT = 8000
+MODEL_FOLDER = PurePosixPath("/model")
+FILES_FOLDER = PurePosixPath("/etc/serving/engine")
+"""Where the guard and `fetch_model.py` are mounted."""
+SECRET_FILE = PurePosixPath("/etc/serving/secret/engine-secret")
+POD_ENVIRONMENT = {
+    "HOME": "/home/engine",  # a volume: the image's own file system is read-only
+    "USER": "engine",  # torch asks for the user's name, and the image need not know the user id
+    "SERVING_ENGINE_SECRET_FILE": str(SECRET_FILE),
+}
+PARALLEL_ARGUMENTS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+
+SHORTEST_START_SECONDS = 600
+LOAD_BYTES_PER_SECOND = 100_000_000
+"""A slow network disk. A start that needs more than the budget is killed and begins anew, so the budget is generous."""
+STOP_MARGIN_SECONDS = 15
+"""Beyond the engine's own time to finish requests, until Kubernetes kills it."""
+
+
+def engine_in_image(catalog: Catalog, profile_name: str) -> EngineCommand:
+    """The command of a profile's engine inside vLLM's official image, as the chart runs it, guard included.
+
+    Raises:
+        ConfigurationError: the profile is unknown or unsound.
+    """
+    profile = find_profile(catalog, profile_name)
+    problems = [*check(catalog, profile), *contradictions(profile), *shape_problems(catalog, profile)]
+    if problems:
+        raise ConfigurationError("\n".join(f"profile {profile.name}: {problem}" for problem in problems))
+    command = engine_command(
+        catalog,
+        profile_name,
+        model_path=MODEL_FOLDER,
+        host="0.0.0.0",
+        port=PORT,
+        launcher="command",
+        program="vllm",
+    )
+    command = EngineCommand(command.argv, POD_ENVIRONMENT | command.environment)
+    return guarded(command, FILES_FOLDER)
+
+
+def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
+    """The file that the chart reads. Parts that Kubernetes takes as they are have its own spelling.
+
+    Raises:
+        ConfigurationError: the profile is unsound, or no image or not enough accelerators are known for it.
+    """
+    command = engine_in_image(catalog, profile_name)
+    profile = find_profile(catalog, profile_name)
+    target = catalog.targets[profile.target]
+    return {
+        "profile": profile.name,
+        "description": profile.description,
+        "status": profile.status,
+        "model": profile.model,
+        "target": profile.target,
+        "engine_version": profile.engine_version,
+        "image": find_image(catalog, profile).model_dump(mode="json", include={"registry", "repository", "tag", "digest"}),
+        "argv": list(command.argv),
+        "environment": dict(sorted(command.environment.items())),
+        "port": PORT,
+        "fetch": _fetch(catalog, profile),
+        "resources": _resources(catalog, profile, target),
+        "shared_memory_bytes": profile.host.shared_memory_bytes,
+        "nodeSelector": target.nodes.selector,
+        "tolerations": [toleration.model_dump(exclude_none=True) for toleration in target.nodes.tolerations],
+        "budgets": _budgets(catalog, profile),
+        "accelerators": accelerators(profile, target),
+        "accelerators_per_node": target.accelerators_per_node,
+        "price_dollars_per_node_hour": target.price_dollars_per_node_hour,
+    }
+
+
+def find_image(catalog: Catalog, profile: Profile) -> EngineImage:
+    """The official image of a profile's engine.
+
+    Raises:
+        ConfigurationError: nobody has entered one.
+    """
+    build = catalog.targets[profile.target].engine_build
+    for image in catalog.images:
+        if (image.version, image.build) == (profile.engine_version, build):
+            return image
+    known = ", ".join(f"{image.version} for {image.build}" for image in catalog.images) or "none"
+    raise ConfigurationError(
+        f"profile {profile.name}: engine_version: engines/images.yaml has no image of vLLM {profile.engine_version} for {build}; "
+        f"there are: {known}"
+    )
+
+
+def accelerators(profile: Profile, target: Target) -> int:
+    """How many accelerators one engine takes.
+
+    Raises:
+        ConfigurationError: more than a node has.
+    """
+    sizes = {name: profile.arguments.get(name, 1) for name in PARALLEL_ARGUMENTS}
+    for name, size in sizes.items():
+        if not isinstance(size, int):
+            raise ConfigurationError(f"profile {profile.name}: arguments.{name}: must be a whole number, not {size!r}")
+    count = math.prod(size for size in sizes.values() if isinstance(size, int))
+    if count > target.accelerators_per_node:
+        raise ConfigurationError(
+            f"profile {profile.name}: arguments: {' × '.join(PARALLEL_ARGUMENTS)} is {count}, and a node of {target.name} has "
+            f"{target.accelerators_per_node} accelerators"
+        )
+    return count
+
+
+def _resources(catalog: Catalog, profile: Profile, target: Target) -> dict[str, dict[str, Any]]:
+    """Memory is promised whole, since an engine takes what it takes. CPU time has no ceiling: a throttled engine stutters."""
+    # On a CPU the weights and the KV cache lie in the node's memory; elsewhere in the accelerator's own.
+    needed = fit(catalog, profile).needed_bytes if target.engine_build == "cpu" else profile.memory.overhead_bytes
+    memory = f"{math.ceil((needed + profile.host.shared_memory_bytes) / 2**20)}Mi"
+    devices = {target.nodes.resource: accelerators(profile, target)} if target.nodes.resource else {}
+    return {"requests": {"cpu": profile.host.cpu_cores, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}
+
+
+def _budgets(catalog: Catalog, profile: Profile) -> dict[str, int]:
+    weights_bytes = catalog.models[profile.model].checkpoints[profile.checkpoint].weights_bytes
+    argv = engine_in_image(catalog, profile.name).argv
+    finish_seconds = int(argv[argv.index("--shutdown-timeout") + 1]) if "--shutdown-timeout" in argv else 0
+    return {
+        "startup_seconds": SHORTEST_START_SECONDS + math.ceil(weights_bytes / LOAD_BYTES_PER_SECOND),
+        "termination_seconds": finish_seconds + STOP_MARGIN_SECONDS,
+    }
+
+
+def _fetch(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:
+    """How the weights come into the model's volume; None where the checkpoint is on no hub."""
+    checkpoint = catalog.models[profile.model].checkpoints[profile.checkpoint]
+    hub = next((source for source in checkpoint.sources if isinstance(source, HubSource)), None)
+    if hub is None:
+        return None
+    files = [f"{name}={digest}" for name, digest in sorted(hub.sha256_by_file.items())]
+    program = str(FILES_FOLDER / "fetch_model.py")
+    return {
+        "argv": ["python3", program, hub.repository, hub.revision, str(MODEL_FOLDER), *files],
+        "environment": {"HF_HUB_DISABLE_TELEMETRY": "1", "HOME": POD_ENVIRONMENT["HOME"]},
+        "bytes": checkpoint.weights_bytes,
+    }

@@ -1,0 +1,123 @@
+"""Finds the engines of a pool behind a DNS name, again and again: each of its addresses is an endpoint.
+
+A headless Service of Kubernetes is such a name, with the addresses of its ready pods. What the whole list says is taken; there
+are no events to miss. A name server that fails says nothing about engines, so the last list stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from serving.fleet.probe import Probe
+from serving.fleet.store import Endpoint, EndpointState, Fleet
+from serving.settings import DiscoverySettings, PoolSettings
+
+log = logging.getLogger("serving.fleet")
+
+NO_ADDRESS = frozenset((socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)))
+"""Answers that say that a name has no address: a Service without ready pods looks like that."""
+
+
+class LookupFailed(Exception):
+    """Nobody could say which addresses there are; the message says why."""
+
+
+class Resolve(Protocol):
+    """The addresses of a name, none when it has none. Raises: LookupFailed."""
+
+    async def __call__(self, host: str) -> list[str]: ...
+
+
+async def resolve(host: str) -> list[str]:
+    """Ask as the system does: hosts file, search domains and name servers of resolv.conf."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    except socket.gaierror as error:
+        if error.errno in NO_ADDRESS:
+            return []
+        raise LookupFailed(error.strerror or "the look-up failed") from None
+    except (OSError, UnicodeError) as error:
+        raise LookupFailed(str(error)) from None
+    return sorted({str(address[0]) for *_, address in found})
+
+
+class Discovery:
+    """One task for each pool; `changed` is called after each look-up that succeeded, `failed` with the pool after each other."""
+
+    def __init__(
+        self,
+        pools: Sequence[PoolSettings],
+        fleet: Fleet,
+        probe: Probe,
+        settings: DiscoverySettings,
+        *,
+        resolve: Resolve = resolve,
+        changed: Callable[[], None] = lambda: None,
+        failed: Callable[[str], None] = lambda pool: None,
+    ) -> None:
+        self._pools = pools
+        self._fleet = fleet
+        self._probe = probe
+        self._settings = settings
+        self._resolve = resolve
+        self._changed = changed
+        self._failed = failed
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Discovery:
+        self._tasks = [asyncio.create_task(self._follow(pool), name=f"discovery-{pool.name}") for pool in self._pools]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _follow(self, pool: PoolSettings) -> None:
+        failure = ""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.timeout_seconds):
+                    addresses = await self._resolve(pool.host)
+            except (LookupFailed, TimeoutError) as error:
+                self._failed(pool.name)
+                reason = str(error) or "no answer in time"
+                if reason != failure:
+                    log.warning("pool %s: %s cannot be looked up: %s", pool.name, pool.host, reason, extra={"pool": pool.name})
+                failure = reason
+            else:
+                failure = ""
+                self._take(pool, addresses)
+            await asyncio.sleep(self._settings.period_seconds)
+
+    def _take(self, pool: PoolSettings, addresses: Sequence[str]) -> None:
+        endpoints = [_endpoint(pool, address) for address in addresses] or self._still_answering(pool)
+        if self._fleet.replace(pool.name, endpoints):
+            names = ", ".join(endpoint.name for endpoint in endpoints) or "none"
+            log.info("pool %s has the endpoints %s", pool.name, names, extra={"pool": pool.name, "endpoints": len(endpoints)})
+            self._probe.follow()
+        self._changed()
+
+    def _still_answering(self, pool: PoolSettings) -> list[Endpoint]:
+        """A name server that has just begun knows no names; while an engine answers, that there is none is not believed."""
+        statuses = self._fleet.snapshot.statuses.values()
+        return [s.endpoint for s in statuses if s.endpoint.pool == pool.name and s.state is EndpointState.READY]
+
+
+def _endpoint(pool: PoolSettings, address: str) -> Endpoint:
+    host = f"[{address}]" if ":" in address else address
+    return Endpoint(
+        name=f"{pool.name}-{address.replace(':', '-')}",
+        url=f"http://{host}:{pool.port}",
+        model=pool.model,
+        pool=pool.name,
+        target=pool.target,
+        tasks=pool.tasks,
+    )

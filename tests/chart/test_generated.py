@@ -1,0 +1,142 @@
+"""What the chart takes from the catalog is as the catalog has it, and what it runs is what `serving engine` prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from serving import __version__, cli
+from serving.catalog.argv import ENTRY_MODULE
+from serving.catalog.load import load_catalog
+from serving.catalog.render import render_profile
+from serving.core.errors import ConfigurationError
+from serving.settings import Settings
+from tests.chart.conftest import catalog_with_accelerators
+from tests.doubles.catalogs import SHIPPED, copy_of_catalog, spoil
+from tests.doubles.tools import CHART, ROOT, Helm, container, only
+
+PROFILES = sorted(load_catalog(SHIPPED).profiles)
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("render_chart", ROOT / "scripts" / "render_chart.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_files_are_up_to_date() -> None:
+    made = script().files()
+    wrong = [path.name for path, content in made.items() if not path.exists() or path.read_text() != content]
+    assert wrong == [], "run `make catalog`"
+    for folder in ("profiles", "pod"):
+        there = set((CHART / "files" / folder).iterdir())
+        assert there == {path for path in made if path.parent.name == folder}
+
+
+def test_the_versions_are_one() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__
+
+
+def dry_run(profile: str, *words: str) -> dict[str, Any]:
+    done = CliRunner().invoke(cli.app, ["engine", profile, "--dry-run", "--json", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.chart
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_pool_runs_what_serving_engine_prints(helm: Helm, profile: str) -> None:
+    objects = helm.template({"pools": [{"name": "pool", "profile": profile}]})
+    engine = container(only(objects, "Deployment", "-pool"))
+    printed = dry_run(profile, "--in-image")
+    assert engine["command"] == printed["argv"]
+    assert {variable["name"]: variable["value"] for variable in engine["env"]} == printed["environment"]
+    assert "args" not in engine
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_in_the_image_an_engine_is_what_it_is_here(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the words that start it and the places of its files."""
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    monkeypatch.setenv("SERVING_ENGINE_SECRET_FILE", str(secret))
+    here = dry_run(profile, "--host", "0.0.0.0", "--port", "8000", "--model-path", "/model")
+    inside = dry_run(profile, "--in-image")
+    assert inside["argv"][:3] == ["vllm", "serve", "/model"]
+    assert here["argv"][1:5] == ["-m", ENTRY_MODULE, "--model", "/model"]
+    assert here["argv"][5:] == inside["argv"][3:]
+    places = {"HOME", "USER", "PYTHONPATH", "SERVING_ENGINE_SECRET_FILE"}
+    assert {n: v for n, v in inside["environment"].items() if n not in places} == {
+        n: v for n, v in here["environment"].items() if n not in places
+    }
+
+
+def test_in_image_needs_dry_run() -> None:
+    with pytest.raises(ConfigurationError, match=r"--in-image .* needs --dry-run"):
+        CliRunner().invoke(cli.app, ["engine", PROFILES[0], "--in-image"], catch_exceptions=False)
+
+
+def test_an_accelerator_profile_asks_for_its_device_as_the_target_says(tmp_path: Path) -> None:
+    catalog = load_catalog(catalog_with_accelerators(tmp_path))
+    rendered = render_profile(catalog, "amd-test")
+    assert rendered["resources"]["limits"]["amd.com/gpu"] == rendered["resources"]["requests"]["amd.com/gpu"] == 8
+    assert rendered["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert rendered["image"]["digest"].startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            "engines/images.yaml",
+            "version: 0.32.0",
+            "version: 0.31.0",
+            "engines/images.yaml has no image of vLLM 0.32.0 for cpu",
+        ),
+        ("engines/images.yaml", "tag:", "tags:", "images.0.tags: is not a field; did you mean tag?"),
+        ("targets/cpu-epyc.yaml", "  resource: null\n", "", "nodes.resource: is missing"),
+        ("profiles/smollm2-135m-cpu.yaml", "max-num-seqs: 32", "tensor-parallel-size: 2", "a node of cpu-epyc has 1"),
+        ("profiles/smollm2-135m-cpu.yaml", "max-num-seqs: 32", "swap-space: 4", "is not a flag of vLLM 0.32.0"),
+    ],
+)
+def test_what_cannot_be_rendered_is_said(tmp_path: Path, file: str, old: str, new: str, message: str) -> None:
+    root = copy_of_catalog(tmp_path)
+    spoil(root / file, old, new)
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        render_profile(load_catalog(root), "smollm2-135m-cpu")
+
+
+def test_one_image_is_named_once(tmp_path: Path) -> None:
+    root = copy_of_catalog(tmp_path)
+    path = root / "engines" / "images.yaml"
+    (line,) = load_catalog(root).images
+    path.write_text(path.read_text() + f"  - {line.model_dump_json(exclude_none=True)}\n")
+    with pytest.raises(ConfigurationError, match=r"images\.1: vLLM 0\.32\.0 for cpu is given twice"):
+        load_catalog(root)
+
+
+@pytest.mark.chart
+def test_the_gateways_settings_are_ones_that_the_gateway_takes(helm: Helm) -> None:
+    from tests.chart.conftest import VALUES
+
+    for values in VALUES.values():
+        if "mixed" in str(values) or "amd-test" in str(values):
+            continue
+        text = only(helm.template(values), "ConfigMap", "-gateway")["data"]["gateway.yaml"]
+        data = yaml.safe_load(text)
+        data["relay"].pop("engine_secret_file")  # a file that this machine does not have
+        settings = Settings.model_validate(data)
+        assert [pool.name for pool in settings.pools] == [pool["name"] for pool in values.get("pools", [{"name": "cpu"}])]
+    assert settings.limits.body_bytes == 67_108_864
+    assert settings.server.operator_host == "0.0.0.0"

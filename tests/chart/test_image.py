@@ -1,0 +1,117 @@
+"""The gateway's image builds from the real Dockerfile and serves as UID 2000 on a read-only root, with the chart's settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles.image import Builder, start
+from tests.doubles.raw_client import ask
+from tests.doubles.real_engine import free_port
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import settled
+from tests.doubles.tools import CHART, ROOT, Helm, container, only
+from tests.flow.conftest import chat
+
+SECRET = "s3cret"
+
+
+def test_the_dockerfile_is_sound() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([str(hadolint), str(ROOT / "Dockerfile.gateway")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def mounted(folder: Path, text: str) -> dict[str, Path]:
+    """The chart's volumes, as a kubelet gives them: the group of the pod may read the secret, nobody may write."""
+    settings, secret = folder / "settings", folder / "secret"
+    settings.mkdir()
+    secret.mkdir()
+    (settings / "gateway.yaml").write_text(text)
+    (secret / "engine-secret").write_text(SECRET)
+    os.chown(secret / "engine-secret", 0, 2000)
+    (secret / "engine-secret").chmod(0o440)
+    return {"/etc/serving/gateway": settings, "/etc/serving/secret": secret}
+
+
+def confined(pid: int) -> None:
+    """The process is nobody but UID 2000, and its root is mounted read-only."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert "Uid:\t2000\t2000\t2000\t2000" in status and "Gid:\t2000\t2000\t2000\t2000" in status
+    mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+    assert any(fields[4] == "/" and fields[5].split(",")[0] == "ro" for fields in mounts), mounts
+
+
+async def answers(url: str, path: str, status: int) -> None:
+    async def problems() -> list[str]:
+        try:
+            found = (await ask(url, path)).status
+        except OSError as error:
+            return [f"{path}: {error}"]
+        return [] if found == status else [f"{path}: {found}"]
+
+    await settled(problems, within_seconds=60.0)
+
+
+@pytest.mark.chart
+@pytest.mark.timeout(600)
+async def test_the_image_serves_as_uid_2000_with_a_read_only_root(tmp_path: Path) -> None:
+    objects = Helm("helm-4").template()
+    with Builder(tmp_path) as builder:
+        await asyncio.to_thread(builder.build)
+        await serves(builder, objects, tmp_path)
+
+
+async def serves(builder: Builder, objects: list[dict[str, Any]], folder: Path) -> None:
+    deployment = only(objects, "Deployment", "-gateway")
+    security, one = deployment["spec"]["template"]["spec"]["securityContext"], container(deployment)
+    configuration = builder.configuration()
+    assert configuration["User"] == f"{security['runAsUser']}:{security['runAsGroup']}" == "2000:2000"
+    root = builder.unpacked()
+    volumes = mounted(folder, only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
+    assert {mount["mountPath"] for mount in one["volumeMounts"]} == set(volumes)
+    port, operators = free_port(), free_port()
+    async with ScriptedEngine("smollm2-135m-instruct") as engine:
+        pools = [{"name": "cpu", "model": "smollm2-135m-instruct", "host": "127.0.0.1", "port": engine.port}]
+        environment = {  # what a cluster's network would give
+            "SERVING_SERVER__PORT": str(port),
+            "SERVING_SERVER__OPERATOR_PORT": str(operators),
+            "SERVING_SERVER__DRAIN_DELAY_SECONDS": "0",
+            "SERVING_POOLS": json.dumps(pools),
+        }
+        process = start(root, configuration, one["args"], volumes=volumes, environment=environment)
+        try:
+            await answers(f"http://127.0.0.1:{operators}", one["livenessProbe"]["httpGet"]["path"], 200)
+            await answers(f"http://127.0.0.1:{operators}", one["readinessProbe"]["httpGet"]["path"], 200)
+            answer = await ask(f"http://127.0.0.1:{port}", "/v1/chat/completions", chat(model="smollm2-135m-instruct"))
+            assert answer.status == 200, answer.body
+            assert engine.log.requests[-1].header("x-serving-engine-secret") == SECRET
+            assert (await ask(f"http://127.0.0.1:{port}", "/metrics")).status == 404
+            confined(process.pid)
+            test = only(objects, "Pod", "-test")["spec"]["containers"][0]
+            command = [sys.executable, "-c", test["args"][0], f"http://127.0.0.1:{port}", *test["args"][2:]]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0 and "smollm2-135m-instruct answers" in done.stdout, done.stdout + done.stderr
+        finally:
+            process.send_signal(signal.SIGTERM)
+            output, _ = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 0, output.decode()[-3000:]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, 0), (400, 1)])
+async def test_helm_tests_program(status: int, expected: int) -> None:
+    from tests.doubles.script import Script
+
+    program = (CHART / "files" / "tests" / "completion.py").read_text()
+    async with ScriptedEngine(default=Script(status=status)) as engine:
+        command = [sys.executable, "-c", program, engine.url, "5", "tiny"]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == expected, done.stdout + done.stderr

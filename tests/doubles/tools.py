@@ -1,0 +1,74 @@
+"""The programs that `scripts/tools.py` keeps in the cache; a test that needs one which is not there is skipped and says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serving.settings import cache_dir
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "serving"
+HELMS = ("helm-3", "helm-4")
+PROMETHEUSES = ("prometheus-2", "prometheus-3")
+
+
+def tool(name: str, program: str) -> Path:
+    """The path of a program, or the test is skipped."""
+    path = cache_dir() / "tools" / name / program
+    if not path.exists():
+        pytest.skip(f"{name} is not in the cache; `make setup-tools` brings it or says why it cannot")
+    return path
+
+
+class Refused(Exception):
+    """Helm did not do what it was told; the message is its own."""
+
+
+class Helm:
+    """One version of Helm."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._program = tool(name, "helm")
+
+    def run(self, *words: str, values: Any = None, cwd: Path | None = None) -> str:
+        """Its standard output. Raises: Refused."""
+        command = [str(self._program), *words]
+        given = None
+        if values is not None:
+            command += ["--values", "-"]
+            given = yaml.safe_dump(values)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=600, cwd=cwd)
+        if done.returncode:
+            raise Refused(done.stderr + done.stdout)
+        return done.stdout
+
+    def template(
+        self, values: Any = None, *options: str, chart: Path = CHART, release: str = "x", namespace: str = "default"
+    ) -> list[dict[str, Any]]:
+        """The objects that a release consists of, tests included."""
+        text = self.run("template", release, str(chart), "--namespace", namespace, *options, values=values)
+        return [each for each in yaml.safe_load_all(text) if each]
+
+
+def only(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The one object of that kind whose name ends so."""
+    found = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(name)]
+    assert len(found) == 1, f"{kind} …{name}: {[each['metadata']['name'] for each in objects if each['kind'] == kind]}"
+    return found[0]
+
+
+def container(workload: dict[str, Any]) -> dict[str, Any]:
+    """The one container of a Deployment's pods."""
+    (one,) = workload["spec"]["template"]["spec"]["containers"]
+    return dict(one)
+
+
+def rendered_profile(name: str) -> dict[str, Any]:
+    return dict(json.loads((CHART / "files" / "profiles" / f"{name}.json").read_text()))
