@@ -44,6 +44,12 @@ REQUIRED = {
     "/v1/responses": [("input", '"hi"')],
     "/v1/messages": [("messages", '[{"role":"user","content":"hi"}]'), ("max_tokens", "5")],
     "/v1/messages/count_tokens": [("messages", '[{"role":"user","content":"hi"}]')],
+    "/v1/embeddings": [("input", '["hi","ho"]')],
+    "/v1/rerank": [("query", '"hi"'), ("documents", '["a","b"]')],
+    "/v2/rerank": [("query", '"hi"'), ("documents", '["a","b"]')],
+    "/v1/score": [("text_1", '"hi"'), ("text_2", '["a","b"]')],
+    "/tokenize": [("prompt", '"hi"')],
+    "/detokenize": [("tokens", "[1,2]")],
 }
 VALUES = [
     "null",

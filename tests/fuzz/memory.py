@@ -14,6 +14,7 @@ import uvloop
 
 from serving.api.protocol import Connection
 from serving.app import Gateway, Server
+from serving.fleet.store import EndpointState
 from serving.settings import Settings
 from tests.doubles.http_requests import MalformedRequest, ParsedRequest, RequestParser
 from tests.doubles.running_gateway import _CountingDoor
@@ -25,6 +26,9 @@ STREAMS = {
     "/v1/messages": b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
 }
 OTHER_STREAM = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\ndata: [DONE]\n\n'
+
+
+TASKS = ("generate", "embed", "score")
 
 
 class MemoryTransport(asyncio.Transport):
@@ -179,8 +183,9 @@ class MemoryGateway:
         self.loop.engine = self.engine
         self.faults: deque[str] = deque()
         self.loop.set_exception_handler(lambda _, context: self.faults.append(repr(context)))
-        endpoint = {"name": "e1", "url": f"http://127.0.0.1:{ENGINE_PORT}", "model": "tiny"}
+        endpoint = {"name": "e1", "url": f"http://127.0.0.1:{ENGINE_PORT}", "model": "tiny", "tasks": TASKS}
         self.app = Gateway(Settings.model_validate({"endpoints": [endpoint], **sections}))
+        self.app.fleet.record("e1", EndpointState.READY, "in memory")
         self.arrived: list[tuple[str, str]] = []
         self.server = Server(self.app)
         self.server.config.app = _CountingDoor(self.app.application, self.arrived)

@@ -6,7 +6,7 @@ from serving.core.routes import ROUTES
 
 CANARY = b"CANARY"
 """Stands in whatever of a request no engine may see."""
-PATHS = [path.encode() for path in ROUTES]
+PATHS = [path.encode() for path, route in ROUTES.items() if not route.form]
 OTHER_TARGETS = [
     b"/v1/models",
     b"/livez",
