@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import serving
+from serving.api.openapi_bodies import body_content
 from serving.api.openapi_schemas import ANSWERS, ERROR_NAMES, HEADERS, OWN_ROUTES, SCHEMAS, OwnRoute, reference
 from serving.core.routes import OPENAI, ROUTES, Dialect, Route
 from serving.settings import ParameterLimits, Settings
@@ -18,7 +19,6 @@ Json = dict[str, Any]
 
 TITLE = "serving"
 VERSION = "3.1.0"
-KIND_NAMES: Mapping[type, str] = {str: "string", int: "integer", list: "array", dict: "object", bool: "boolean"}
 
 _BEFORE_THE_ROUTE = frozenset((400, 408, 414, 431, 503))
 """What can be wrong before it is known which route is asked for; the error then is OpenAI's, and has no id."""
@@ -94,6 +94,8 @@ class _Operations:
         answer: Json = {"application/json": {"schema": ANSWERS.get(route.name, {"type": "object"})}}
         if route.form:
             answer["text/plain"] = {"schema": {"type": "string"}}
+        if route.usage_header is not None:
+            answer["application/octet-stream"] = {}
         if route.streams:
             answer["text/event-stream"] = {"schema": _event(dialect)}
         headers = _id_headers(dialect) | {"x-serving-dropped-fields": _header("x-serving-dropped-fields")}
@@ -140,52 +142,6 @@ class _Operations:
             schema = {"anyOf": [schema, reference(ERROR_NAMES["openai"])]}
         headers = _id_headers(dialect, required=placed) | _STATUS_HEADERS.get(status, {})
         return _described(self._words[status], headers, {"application/json": {"schema": schema}} if has_body else None)
-
-
-def body_content(route: Route, limits: ParameterLimits) -> Json:
-    """A route's body by its media type."""
-    if not route.form:
-        return {"application/json": {"schema": body_schema(route, limits)}}
-    properties: Json = {"model": {"type": "string", "description": "One of `GET /v1/models`; best before the file."}}
-    properties |= {"file": {"type": "string", "contentMediaType": "application/octet-stream"}}
-    return {"multipart/form-data": {"schema": {"type": "object", "required": ["model", "file"], "properties": properties}}}
-
-
-def body_schema(route: Route, limits: ParameterLimits) -> Json:
-    """What the gateway itself asks of a body. Members that are not here pass to the engine unjudged."""
-    properties: Json = {"model": {"type": "string", "description": "One of `GET /v1/models`."}}
-    properties |= {"stream": {"type": ["boolean", "null"]}, "cache_salt": {"type": ["string", "null"]}}
-    properties |= {name: _bounded(name, *bounds) for name, bounds in limits.bounds.items()}
-    required = ["model"]
-    either: list[Json] = []
-    for field in route.required:
-        kinds = [KIND_NAMES[kind] for kind in field.kinds]
-        if field.instead:
-            # The gateway judges the kind of the first alone, and only where it is given.
-            kinds.append("null")
-            either.append({"anyOf": [{"required": [name]} for name in (field.name, *field.instead)]})
-        else:
-            required.append(field.name)
-        properties[field.name] = properties.get(field.name, {}) | {"type": kinds[0] if len(kinds) == 1 else kinds}
-        properties[field.name]["description"] = f"Must be {field.words}."
-    for counted in route.counted:
-        most: Json = {"maxItems": getattr(limits, counted.limit)}
-        # One prompt may be a list of tokens, and one input a conversation, of any length.
-        one = [] if counted.limit == "documents" else [{"items": {"type": "integer"}}, {"items": {"type": "object"}}]
-        properties.setdefault(counted.name, {})["anyOf"] = [most, *one]
-    if route.usage_option:
-        properties["stream_options"] = {"type": ["object", "null"]}
-    properties |= {name: {"enum": [None, False], "description": route.refused_words} for name in route.refused}
-    schema: Json = {"type": "object", "required": required, "properties": properties}
-    return schema | ({"allOf": either} if either else {})
-
-
-def _bounded(name: str, least: int, most: int | None) -> Json:
-    if most is not None and most < least:
-        return {"type": "null"}
-    # In chat `logprobs` is a switch; its number is `top_logprobs`.
-    kinds = ["integer", "boolean", "null"] if name == "logprobs" else ["integer", "null"]
-    return {"type": kinds, "minimum": least} | ({} if most is None else {"maximum": most})
 
 
 def _event(dialect: Dialect) -> Json:

@@ -13,6 +13,7 @@ Json = dict[str, Any]
 
 _TEXT: Json = {"type": "string"}
 _COUNT: Json = {"type": "integer", "minimum": 0}
+_NUMBER: Json = {"type": "number"}
 _TEXT_OR_NULL: Json = {"type": ["string", "null"]}
 
 
@@ -35,6 +36,9 @@ ERROR_NAMES: Mapping[str, str] = {"openai": "Error", "responses": "Error", "anth
 
 _FINISHED: Json = {"index": _COUNT, "finish_reason": _TEXT_OR_NULL}
 _COMPLETION: Json = {"id": _TEXT, "created": _COUNT, "model": _TEXT, "usage": reference("Usage")}
+_READ: Json = _object(prompt_tokens=_COUNT, total_tokens=_COUNT)
+"""Usage of what makes no tokens."""
+_VECTOR: Json = {"description": "Numbers, or their bytes in base64.", "type": ["array", "string"], "items": _NUMBER}
 _MESSAGE: Json = _object(role=_TEXT, content=_TEXT_OR_NULL)
 
 SCHEMAS: Json = {
@@ -70,6 +74,17 @@ SCHEMAS: Json = {
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT),
     ),
     "TokenCount": _object(input_tokens=_COUNT),
+    "Embeddings": _object(
+        object={"const": "list"},
+        data=_list(_object(object={"const": "embedding"}, index=_COUNT, embedding=_VECTOR)),
+        model=_TEXT,
+        usage=_READ,
+    ),
+    "Ranking": _object(results=_list(_object(index=_COUNT, document={"type": "object"}, relevance_score=_NUMBER)), usage=_READ),
+    "Scores": _object(data=_list(_object(index=_COUNT, score=_NUMBER)), model=_TEXT, usage=_READ),
+    "Transcript": _object(text=_TEXT),
+    "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
+    "Detokenized": _object(prompt=_TEXT),
 }
 ANSWERS: Mapping[str, Json] = {
     "chat_completions": reference("ChatCompletion"),
@@ -77,6 +92,14 @@ ANSWERS: Mapping[str, Json] = {
     "responses": reference("Response"),
     "messages": reference("Message"),
     "count_tokens": reference("TokenCount"),
+    "embeddings": reference("Embeddings"),
+    "rerank": reference("Ranking"),
+    "rerank_v2": reference("Ranking"),
+    "score": reference("Scores"),
+    "transcriptions": reference("Transcript"),
+    "translations": reference("Transcript"),
+    "tokenize": reference("Tokens"),
+    "detokenize": reference("Detokenized"),
 }
 """What engines answer where it is no stream, by the route's name."""
 

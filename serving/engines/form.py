@@ -16,7 +16,9 @@ from python_multipart.multipart import MultipartParser, MultipartState, parse_op
 from serving.core.errors import InvalidRequest
 
 _BOUNDARY = re.compile(rb"[\x20-\x7e]{0,69}[\x21-\x7e]")
-_NAME = re.compile(rb"[A-Za-z0-9_.\[\]-]{1,64}")
+NAME = r"[A-Za-z0-9_.\[\]-]{1,64}"
+"""Pattern of a field's name."""
+_NAME = re.compile(NAME.encode())
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 MOST_PADDING_BYTES = 256 * 1024
 _IDENTITY = frozenset((b"binary", b"8bit", b"7bit"))

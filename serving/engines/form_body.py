@@ -11,12 +11,12 @@ from serving.engines.body import GATEWAY_ONLY, GATEWAY_ONLY_PREFIX
 from serving.engines.form import Form
 from serving.settings import ParameterLimits
 
-_YES = frozenset(("1", "on", "t", "true", "y", "yes"))
-_NO = frozenset(("0", "off", "f", "false", "n", "no"))
+YES = frozenset(("1", "on", "t", "true", "y", "yes"))
+NO = frozenset(("0", "off", "f", "false", "n", "no"))
 """As the engine reads them."""
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _DROPPED = GATEWAY_ONLY | {"cache_salt"}
-_SWITCHES = ("stream", "stream_include_usage", "stream_continuous_usage_stats")
+SWITCHES = ("stream", "stream_include_usage", "stream_continuous_usage_stats")
 
 
 async def begin_form(
@@ -87,7 +87,7 @@ class FormBody:
             self.model = value
             # An alias is left out here; the name that engines know follows at the end.
             return self._served(value) == value
-        if name in _SWITCHES:
+        if name in SWITCHES:
             self._switches[name] = _switch(name, value)
             # Our own may follow, at the end, where it is known whether this is a stream.
             return name != "stream_include_usage"
@@ -123,9 +123,9 @@ class FormBody:
 
 def _switch(name: str, value: str) -> bool:
     word = value.lower()
-    if word not in _YES and word not in _NO:
+    if word not in YES and word not in NO:
         raise InvalidRequest(f"The field '{name}' must be true or false.", param=name)
-    return word in _YES
+    return word in YES
 
 
 def _check_integer(name: str, value: str, least: int, most: int | None) -> None:

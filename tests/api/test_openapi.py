@@ -15,6 +15,7 @@ from serving.api.openapi import document
 from serving.core.errors import ClientGone, RequestError
 from serving.core.routes import OPENAI, ROUTES, Field, Route
 from serving.settings import Settings
+from tests.doubles import forms
 from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import RunningGateway
 
@@ -131,6 +132,81 @@ async def test_limits_are_those_that_are_set() -> None:
     message = body_of(found, "/v1/messages")["properties"]["max_tokens"]
     assert (message["type"], message["minimum"], message["maximum"]) == ("integer", 1, 77)
     assert "12345" in found["components"]["responses"]["Error413"]["description"]
+
+
+TURN = {"role": "user", "content": "hi"}
+PARTS = [{"type": "text", "text": "hi"}]
+JUDGED: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "no input": ("/v1/embeddings", {}, False),
+    "input null": ("/v1/embeddings", {"input": None}, False),
+    "messages null": ("/v1/embeddings", {"messages": None}, False),
+    "input null beside messages": ("/v1/embeddings", {"input": None, "messages": [TURN]}, True),
+    "messages null beside an input": ("/v1/embeddings", {"input": "hi", "messages": None}, True),
+    "too many inputs": ("/v1/embeddings", {"input": ["a"] * 4}, False),
+    "many tokens": ("/v1/embeddings", {"input": [1] * 4}, True),
+    "a long conversation": ("/v1/embeddings", {"messages": [TURN] * 4}, True),
+    "too many conversations": ("/v1/embeddings", {"messages": [[TURN]] * 4}, False),
+    "objects that are no turns": ("/v1/embeddings", {"input": [{}] * 4}, False),
+    "two documents": ("/v1/rerank", {"query": "a", "documents": ["a", {"content": PARTS * 1}]}, True),
+    "too many documents": ("/v1/rerank", {"query": "a", "documents": ["a"] * 3}, False),
+    "a document of too many parts": ("/v1/rerank", {"query": "a", "documents": [{"content": PARTS * 3}]}, False),
+    "too many parts": ("/v2/rerank", {"query": "a", "documents": {"content": PARTS * 3}}, False),
+    "one side": ("/v1/score", {"text_1": "a", "data_2": None}, False),
+    "two sides": ("/v1/score", {"queries": "a", "items": ["b"]}, True),
+    "a side of too many": ("/v1/score", {"text_1": "a", "text_2": ["b"] * 3}, False),
+    "a number that is whole": ("/v1/completions", {"prompt": "a", "n": 2.0}, True),
+    "a number that is none": ("/v1/completions", {"prompt": "a", "n": True}, False),
+    "tokens": ("/detokenize", {"tokens": [1]}, True),
+    "tokens, a text": ("/detokenize", {"tokens": "1"}, False),
+}
+
+
+@pytest.mark.parametrize("case", JUDGED)
+async def test_it_allows_what_the_gateway_takes(case: str) -> None:
+    """Without a model what is taken is answered 404, and what is not 400."""
+    path, fields, is_right = JUDGED[case]
+    limits = {"parameters": {"inputs": 3, "prompts": 3, "documents": 2}}
+    async with RunningGateway(settings(limits=limits)) as gateway:
+        schema = body_of((await ask(gateway.url, "/openapi.json")).json, path)
+        response = await ask(gateway.url, path, {"model": "m"} | fields)
+    assert response.status == (404 if is_right else 400), response.body
+    assert Draft202012Validator(schema).is_valid({"model": "m"} | fields) == is_right
+
+
+FORMS: dict[str, tuple[dict[str, Any], bool]] = {
+    "the least": ({}, True),
+    "any field": ({"language": "en", "a.b-c_[d]": ""}, True),
+    "a name with a blank": ({"a b": "c"}, False),
+    "no name": ({"": "c"}, False),
+    "a long name": ({"a" * 65: "c"}, False),
+    "a long text": ({"prompt": "a" * 11}, False),
+    "too many fields": ({str(number): "" for number in range(7)}, False),
+    "no model": ({"model": ""}, False),
+    "a switch": ({"stream": "True"}, True),
+    "a switch that is none": ({"stream": "maybe"}, False),
+    "a limit": ({"max_completion_tokens": 5}, True),
+    "a limit of 0": ({"max_completion_tokens": 0}, False),
+    "a limit that is no number": ({"max_completion_tokens": "many"}, False),
+    "a number of 19 digits": ({"max_completion_tokens": 10**18}, False),
+    "a field that is refused": ({"prompt_logprobs": 0}, False),
+    "a list": ({"include[]": ["a", "b"]}, True),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+async def test_it_allows_the_forms_that_the_gateway_takes(case: str) -> None:
+    fields, is_right = FORMS[case]
+    form = {"model": "m"} | fields
+    parts = [
+        forms.text(name, str(one)) for name, value in form.items() for one in (value if isinstance(value, list) else [value])
+    ]
+    limits = {"parameters": {"form_fields": 8, "form_field_bytes": 10}}
+    async with RunningGateway(settings(limits=limits)) as gateway:
+        schema = body_of((await ask(gateway.url, "/openapi.json")).json, "/v1/audio/transcriptions")
+        body = forms.form([*parts, forms.file()])
+        response = await ask(gateway.url, "/v1/audio/transcriptions", body, headers=forms.headers())
+    assert response.status == (404 if is_right else 400), response.body
+    assert Draft202012Validator(schema).is_valid(form | {"file": "sound"}) == is_right
 
 
 async def test_every_answer_has_an_id() -> None:

@@ -103,6 +103,44 @@ async def test_what_is_refused(any_pooling_engine: AnyEngine, case: str) -> None
     assert error["message"].startswith(words)
 
 
+ODD: dict[str, tuple[str, dict[str, Any], int]] = {
+    "input null": (EMBEDDINGS, {"input": None}, 400),
+    "input of objects": (EMBEDDINGS, {"input": [{"a": 1}]}, 400),
+    "input of texts and tokens": (EMBEDDINGS, {"input": ["a", 1]}, 400),
+    "input with an empty text": (EMBEDDINGS, {"input": ["a", ""]}, 400),
+    "input, a conversation": (EMBEDDINGS, {"input": [{"role": "user", "content": "hi"}]}, 200),
+    "input, two conversations": (EMBEDDINGS, {"input": [[{"role": "user", "content": "hi"}]] * 2}, 200),
+    "messages of numbers": (EMBEDDINGS, {"messages": [0]}, 400),
+    "messages, none": (EMBEDDINGS, {"messages": []}, 400),
+    "messages null beside an input": (EMBEDDINGS, {"messages": None, "input": "hi"}, 200),
+    "an encoding that is none": (EMBEDDINGS, {"input": "hi", "encoding_format": "hex"}, 400),
+    "dimensions, a text": (EMBEDDINGS, {"input": "hi", "dimensions": "many"}, 400),
+    "documents of nulls": ("/v1/rerank", {"query": "a", "documents": [None]}, 400),
+    "documents without content": ("/v1/rerank", {"query": "a", "documents": [{}]}, 400),
+    "a document alone": ("/v1/rerank", {"query": "a", "documents": "b"}, 200),
+    "top_n below 0": ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, 400),
+    "sides that are no pair": ("/v1/score", {"text_1": "a", "documents": "b"}, 400),
+    "queries and items": ("/v1/score", {"queries": "a", "items": ["b", "c"]}, 200),
+    "no first text": ("/v1/score", {"text_1": [], "text_2": []}, 400),
+    "tokenize, nothing": ("/tokenize", {"prompt": "", "messages": None}, 200),
+    "tokenize, no messages": ("/tokenize", {"messages": []}, 400),
+    "tokenize, messages of texts": ("/tokenize", {"messages": ["a"]}, 400),
+    "detokenize, texts": ("/detokenize", {"tokens": ["a"]}, 400),
+    "detokenize, a negative token": ("/detokenize", {"tokens": [-1]}, 400),
+    "detokenize, no tokens": ("/detokenize", {"tokens": []}, 200),
+    "detokenize, a token out of the vocabulary": ("/detokenize", {"tokens": [74, 100_000]}, 200),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+async def test_odd_requests(any_pooling_engine: AnyEngine, case: str) -> None:
+    path, fields, status = ODD[case]
+    response = await send(any_pooling_engine, path, **fields)
+    assert response.status == status, response.body
+    if status != 200:
+        assert response.json["error"]["code"] == status
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/audio/transcriptions"])
 async def test_routes_of_other_tasks_are_not_there(any_pooling_engine: AnyEngine, path: str) -> None:
     response = await send(any_pooling_engine, path, messages=[{"role": "user", "content": "hi"}], prompt="hi")

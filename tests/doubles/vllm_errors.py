@@ -64,36 +64,36 @@ def read_body(content_type: str | None, body: bytes) -> dict[str, Any]:
         raise VllmError(400, "There was an error parsing the body", type_="Bad Request") from None
     if not isinstance(value, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
-        raise invalid("model_attributes_type", "body", message, _shown(value))
+        raise invalid("model_attributes_type", "body", message, shown(value))
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return f"<{type(value).__name__} of {len(value)} items>" if isinstance(value, list | dict) else str(value)
 
 
 def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
     if "model" in body and not isinstance(body["model"], str | None):
-        raise invalid("string_type", "body.model", "Input should be a valid string", _shown(body["model"]))
+        raise invalid("string_type", "body.model", "Input should be a valid string", shown(body["model"]))
     if is_chat and "messages" not in body:
-        raise invalid("missing", "body.messages", "Field required", _shown(body))
+        raise invalid("missing", "body.messages", "Field required", shown(body))
     if is_chat and not isinstance(body["messages"], list):
-        raise invalid("list_type", "body.messages", "Input should be a valid list", _shown(body["messages"]))
+        raise invalid("list_type", "body.messages", "Input should be a valid list", shown(body["messages"]))
     for index, turn in enumerate(body["messages"] if is_chat else ()):
         if not isinstance(turn, dict):
-            raise invalid("dict_type", f"body.messages.{index}", "Input should be a valid dictionary", _shown(turn))
+            raise invalid("dict_type", f"body.messages.{index}", "Input should be a valid dictionary", shown(turn))
         content = turn.get("content")
         if not _is_content(content):
-            raise invalid("string_type", f"body.messages.{index}.content", "Input should be a valid string", _shown(content))
+            raise invalid("string_type", f"body.messages.{index}.content", "Input should be a valid string", shown(content))
     if not is_chat and not isinstance(body.get("prompt"), str | list | None):
-        raise invalid("list_type", "body.prompt", "Input should be a valid list", _shown(body["prompt"]))
+        raise invalid("list_type", "body.prompt", "Input should be a valid list", shown(body["prompt"]))
     if not is_chat and isinstance(body.get("prompt"), list) and not _is_prompts(body["prompt"]):
-        raise invalid("int_type", "body.prompt.list[int].0", "Input should be a valid integer", _shown(body["prompt"][0]))
+        raise invalid("int_type", "body.prompt.list[int].0", "Input should be a valid integer", shown(body["prompt"][0]))
     for name in ("max_tokens", "max_completion_tokens"):
         value = body.get(name)
         if not isinstance(value, int | None) and not (isinstance(value, float) and value.is_integer()):
             message = "Input should be a valid integer, unable to parse string as an integer"
-            raise invalid("int_parsing", f"body.{name}", message, _shown(value))
+            raise invalid("int_parsing", f"body.{name}", message, shown(value))
 
 
 def _is_content(content: Any) -> bool:

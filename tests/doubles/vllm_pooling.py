@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.doubles import vllm_shapes as shapes
 from tests.doubles.script import Usage
 from tests.doubles.vllm_answers import prompts_of
-from tests.doubles.vllm_errors import VllmError, dump, invalid, room_tokens
+from tests.doubles.vllm_errors import VllmError, dump, room_tokens
 
 Body = dict[str, Any]
 
@@ -23,6 +24,7 @@ SCORE = "/v1/score"
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 DIMENSIONS = 16
+_NO_CONVERSATION = "Cannot apply chat template to an empty conversation. Provide at least one message."
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,6 @@ class WholeSurface:
     answer: Callable[[Asked], Made]
 
 
-def _missing(name: str, body: Body) -> VllmError:
-    return invalid("missing", f"body.{name}", "Field required", f"<dict of {len(body)} items>")
-
-
 def _usage(usage: Usage) -> Body:
     counts: Body = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens, "completion_tokens": 0}
     return counts | {"prompt_tokens_details": None, "completion_tokens_details": None}
@@ -86,26 +84,37 @@ def _vector(prompt: bytes, size: int) -> list[float]:
 
 
 def _embeddings(asked: Asked) -> Made:
-    body = asked.body
-    if "messages" in body:
-        prompts = prompts_of(body, is_chat=True)
-    elif "input" not in body:
-        raise _missing("input", body)
-    else:
-        prompts = prompts_of({"prompt": body["input"]}, is_chat=False) if body["input"] else []
+    body = shapes.EMBEDDINGS.read(asked.body)
     asked.check_model(lists_aliases=False)
-    if not prompts:
-        raise VllmError(400, "You must pass at least one prompt" if body["input"] == [] else "The decoder prompt cannot be empty")
+    prompts = _embedded(body)
     usage = asked.used(prompts)
-    vectors = [_vector(prompt, body.get("dimensions") or DIMENSIONS) for prompt in prompts]
+    size = body.dimensions or DIMENSIONS
+    if size > DIMENSIONS:
+        raise VllmError(400, f"Dimensions must be at most {DIMENSIONS}.", param="dimensions")
+    vectors = [_vector(prompt, size) for prompt in prompts]
     about: Body = {"id": f"embd-{asked.request_id}", "created": int(time.time()), "model": asked.model}
-    form = body.get("encoding_format") or "float"
+    form = body.encoding_format
     if form in ("bytes", "bytes_only"):
         return _bytes(vectors, usage, about, tells=form == "bytes")
     shown = [base64.b64encode(_packed(v)).decode() if form == "base64" else v for v in vectors]
     data = [{"index": index, "object": "embedding", "embedding": vector} for index, vector in enumerate(shown)]
     head: Body = {"id": about["id"], "object": "list", "created": about["created"], "model": about["model"]}
     return Made(dump({**head, "data": data, "usage": _usage(usage)}), usage)
+
+
+def _embedded(body: shapes.Embedded) -> list[bytes]:
+    if isinstance(body, shapes.EmbeddedTurns):
+        conversations = body.conversations()
+        if not all(conversations):
+            raise VllmError(400, _NO_CONVERSATION)
+        return [prompt for turns in conversations for prompt in prompts_of({"messages": turns}, is_chat=True)]
+    assert isinstance(body, shapes.EmbeddedTexts)
+    if body.input == []:
+        raise VllmError(400, "You must pass at least one prompt")
+    prompts = prompts_of({"prompt": body.input}, is_chat=False)
+    if not all(prompts):
+        raise VllmError(400, "The decoder prompt cannot be empty")
+    return prompts
 
 
 def _packed(vector: list[float]) -> bytes:
@@ -142,6 +151,8 @@ def _scored(asked: Asked, left: Any, right: Any) -> tuple[list[float], Usage]:
     """As an embedding model does it: each text is embedded once."""
     asked.check_model(lists_aliases=False)
     lefts, rights = _texts(left), _texts(right)
+    if not lefts:
+        raise VllmError(400, "At least one text element must be given")
     if not rights:
         raise VllmError(400, "At least one text_pair element must be given")
     if len(lefts) not in (1, len(rights)):
@@ -152,12 +163,9 @@ def _scored(asked: Asked, left: Any, right: Any) -> tuple[list[float], Usage]:
 
 
 def _rerank(asked: Asked) -> Made:
-    body = asked.body
-    for name in ("query", "documents"):
-        if name not in body:
-            raise _missing(name, body)
-    scores, usage = _scored(asked, body["query"], body["documents"])
-    documents = body["documents"] if isinstance(body["documents"], list) else [body["documents"]]
+    body = shapes.RERANK.read(asked.body)
+    scores, usage = _scored(asked, body.query, body.documents)
+    documents = body.documents if isinstance(body.documents, list) else [body.documents]
     results: list[Body] = [
         {"index": index, "document": _shown(document), "relevance_score": score}
         for index, (document, score) in enumerate(zip(documents, scores, strict=True))
@@ -165,7 +173,7 @@ def _rerank(asked: Asked) -> Made:
     results.sort(key=lambda result: -result["relevance_score"])
     told = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
     head = {"id": f"score-{asked.request_id}", "model": asked.model, "usage": told}
-    return Made(dump({**head, "results": results[: body.get("top_n") or None]}), usage)
+    return Made(dump({**head, "results": results[: body.top_n or None]}), usage)
 
 
 def _shown(document: Any) -> Body:
@@ -175,41 +183,34 @@ def _shown(document: Any) -> Body:
 
 
 def _score(asked: Asked) -> Made:
-    body = asked.body
-    for left, right in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")):
-        if left in body and right in body:
-            break
-    else:
-        raise _missing("queries", body)
-    scores, usage = _scored(asked, body[left], body[right])
+    scores, usage = _scored(asked, *shapes.SCORE.read(asked.body).sides())
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     head: Body = {"id": f"score-{asked.request_id}", "object": "list", "created": int(time.time()), "model": asked.model}
     return Made(dump({**head, "data": data, "usage": _usage(usage)}), usage)
 
 
-def _token(byte: int) -> int:
-    """A byte's number in the tiny model's vocabulary, for printable ASCII, blanks and line ends."""
-    return 223 if byte == 0x20 else 201 if byte == 0x0A else 0 if byte == 0 else byte - 30
+_VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = [*_VISIBLE, *(byte for byte in range(256) if byte not in _VISIBLE)]
+"""In the order of the tiny model's vocabulary, which has three tokens before them; the first of these begins a chat."""
+_TOKENS = {byte: token for token, byte in enumerate(_BYTES, start=3)} | {0: 0}
 
 
 def _tokenize(asked: Asked) -> Made:
-    body = asked.body
-    is_chat = "messages" in body
-    if not is_chat and "prompt" not in body:
-        raise _missing("prompt", body)
+    body = shapes.TOKENIZE.read(asked.body)
     asked.check_model(lists_aliases=True)
-    (prompt,) = prompts_of(body, is_chat)
-    strings = [chr(byte) for byte in prompt] if body.get("return_token_strs") else None
+    if isinstance(body, shapes.TokenizedChat) and not body.messages:
+        raise VllmError(400, _NO_CONVERSATION)
+    (prompt,) = prompts_of(body.model_dump(), isinstance(body, shapes.TokenizedChat))
+    strings = [chr(byte) for byte in prompt] if body.return_token_strs else None
     counted = {"count": len(prompt), "max_model_len": asked.max_model_len}
-    return Made(dump({**counted, "tokens": [_token(byte) for byte in prompt], "token_strs": strings}))
+    return Made(dump({**counted, "tokens": [_TOKENS[byte] for byte in prompt], "token_strs": strings}))
 
 
 def _detokenize(asked: Asked) -> Made:
-    body = asked.body
-    if "tokens" not in body:
-        raise _missing("tokens", body)
+    tokens = shapes.DETOKENIZE.read(asked.body).tokens
     asked.check_model(lists_aliases=True)
-    return Made(dump({"prompt": "".join(chr(token + 30) for token in body["tokens"])}))
+    data = bytes(_BYTES[token - 3] for token in tokens if 3 <= token < len(_BYTES) + 3)
+    return Made(dump({"prompt": data.decode(errors="replace")}))
 
 
 def new_id() -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jsonschema import Draft202012Validator, ValidationError
-from openai.types import Completion, Model
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.audio import Transcription, Translation
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.shared import ErrorObject
@@ -49,6 +50,9 @@ CLIENT_TYPES: dict[str, Any] = {
     "completion chunk": Completion,
     "response": Response,
     "response event": ResponseStreamEvent,
+    "embeddings": CreateEmbeddingResponse,
+    "transcription": Transcription,
+    "translation": Translation,
     "model": Model,
     "models": _Models,
     "error": _Failure,
@@ -60,6 +64,9 @@ PUBLISHED_NAMES = {
     "completion chunk": "CreateCompletionResponse",
     "response": "Response",
     "response event": "ResponseStreamEvent",
+    "embeddings": "CreateEmbeddingResponse",
+    "transcription": "CreateTranscriptionResponseJson",
+    "translation": "CreateTranslationResponseJson",
     "model": "Model",
     "models": "ListModelsResponse",
     "error": "ErrorResponse",

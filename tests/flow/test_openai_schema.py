@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles import forms
 from tests.doubles.raw_client import RawResponse, ask
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
@@ -20,12 +21,18 @@ from tests.flow.openai_schema import Judge, client_types, published
 
 KEY = {"Authorization": "Bearer sk-test"}
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-KINDS = {
+EMBEDDINGS = "/v1/embeddings"
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+KINDS: dict[str, tuple[str, str | None]] = {
     CHAT: ("chat", "chat chunk"),
     COMPLETIONS: ("completion", "completion chunk"),
     RESPONSES: ("response", "response event"),
+    EMBEDDINGS: ("embeddings", None),
+    TRANSCRIPTIONS: ("transcription", None),
+    TRANSLATIONS: ("translation", None),
 }
-"""By route: of a whole answer, and of each event of a stream."""
+"""By route: of a whole answer, and of each event of a stream. The events of vLLM's transcriptions are those of a chat, which
+OpenAI's are not."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ def values(path: str, response: RawResponse) -> Iterator[tuple[str, Any]]:
     if not (response.header("content-type") or "").startswith("text/event-stream"):
         yield whole, response.json
         return
+    assert event is not None
     for line in response.body.split(b"\n"):
         if line.startswith(b"data: ") and line != b"data: [DONE]":
             yield event, json.loads(line.removeprefix(b"data: "))
@@ -132,6 +140,27 @@ async def test_answers_and_streams(bench: Bench, gateway: RunningGateway, name: 
     limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
     response = await ask(gateway.url, path, {"model": "tiny", limit: 4, **fields}, headers=KEY)
     check(bench, values(path, response))
+
+
+@pytest.fixture
+async def many_sided() -> AsyncIterator[ScriptedEngine]:
+    """An engine that embeds and hears."""
+    async with ScriptedEngine(tasks=("embed", "transcription")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("given", ["hi", ["hi", "there"], [74, 75], [[74], [75, 76]]], ids=str)
+async def test_embeddings(bench: Bench, many_sided: ScriptedEngine, gateway_over: GatewayOver, given: Any) -> None:
+    body = {"model": "tiny", "input": given, "encoding_format": "float"}
+    async with gateway_over({"e1": many_sided}) as gateway:
+        check(bench, values(EMBEDDINGS, await ask(gateway.url, EMBEDDINGS, body)))
+
+
+@pytest.mark.parametrize("path", [TRANSCRIPTIONS, TRANSLATIONS])
+async def test_transcripts(bench: Bench, many_sided: ScriptedEngine, gateway_over: GatewayOver, path: str) -> None:
+    body = forms.form([forms.text("model", "tiny"), forms.text("response_format", "json"), forms.file(forms.wave(1))])
+    async with gateway_over({"e1": many_sided}) as gateway:
+        check(bench, values(path, await ask(gateway.url, path, body, headers=forms.headers())))
 
 
 async def test_models(bench: Bench, gateway: RunningGateway) -> None:
@@ -225,6 +254,7 @@ async def test_every_known_deviation_is_still_there(bench: Bench, engine: Script
 
 
 _CHAT = {"id": "i", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
+_EMBEDDINGS = {"object": "list", "data": [], "model": "m", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
 _ERROR = {"message": "m", "type": "t", "param": None, "code": None}
 
 
@@ -234,6 +264,9 @@ _ERROR = {"message": "m", "type": "t", "param": None, "code": None}
         ("chat", _CHAT, _CHAT | {"choices": None}),
         ("chat", _CHAT, _CHAT | {"created": "1"}),
         ("chat", _CHAT, _CHAT | {"object": "chat"}),
+        ("embeddings", _EMBEDDINGS, _EMBEDDINGS | {"data": [{"index": 0, "object": "embedding", "embedding": ["0.5"]}]}),
+        ("transcription", {"text": "hi"}, {"text": None}),
+        ("translation", {"text": "hi"}, {}),
         ("error", {"error": _ERROR}, {"error": _ERROR | {"code": 400}}),
     ],
 )

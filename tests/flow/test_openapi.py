@@ -64,17 +64,28 @@ _TURNS = {
         "additionalProperties": False,
     },
 }
+_SHORT = {"type": "string", "minLength": 1, "maxLength": 50}
+_SHORTS = {"type": "array", "minItems": 1, "maxItems": 3, "items": _SHORT}
+_OFF = {"const": "false"}
 _FEW = {"type": "integer", "minimum": 1, "maximum": 20}
 PLAUSIBLE: dict[str, Any] = {
     "model": {"const": "tiny"},
     "messages": _TURNS,
     "input": _TURNS,
-    "prompt": {"type": "string", "minLength": 1},
+    "prompt": _SHORT,
+    "query": _SHORT,
+    **dict.fromkeys(("text_1", "queries", "data_1"), _SHORT),
+    **dict.fromkeys(("text_2", "documents", "items", "data_2"), _SHORTS),
+    "tokens": {"type": "array", "maxItems": 10, "items": {"type": "integer", "minimum": 0, "maximum": 200}},
+    "file": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 50},
+    **dict.fromkeys(("stream_include_usage", "stream_continuous_usage_stats"), _OFF),
     "cache_salt": {"type": "string", "minLength": 1},
     "stream_options": {"type": "null"},
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _FEW),
 }
 """Members that an engine takes, too."""
+PAIR = {"/v1/score": ["text_1", "text_2"]}
+"""Members that an engine takes together, by the route whose document allows others, too."""
 
 
 def examples(number: int) -> tuple[str, ...]:
@@ -88,7 +99,9 @@ async def document_for(gateway: RunningGateway, folder: Path, members: dict[str,
     for path, route in ROUTES.items():
         kind = "multipart/form-data" if route.form else "application/json"
         body = document["paths"][path]["post"]["requestBody"]["content"][kind]["schema"]
-        body["properties"] |= {name: schema for name, schema in members.items() if name in body["properties"]}
+        names = [*body["properties"], *(name for field in route.required for name in field.instead)]
+        body["properties"] |= {name: schema for name, schema in members.items() if name in names}
+        body["required"] += [name for name in PAIR.get(path, ()) if name in members]
     file = folder / "document.json"
     file.write_text(json.dumps(document))
     return str(file)
