@@ -76,6 +76,8 @@ class RequestContext:
     body_bytes: int = 0
     """Size of the body as the client sent it."""
     document: dict[str, Any] = field(default_factory=dict)
+    notable: frozenset[str] = frozenset()
+    """Members of the document that have to be looked at more closely."""
     dropped_fields: tuple[str, ...] = ()
     """Members of the body that did not go to the engine."""
     hides_usage: bool = False

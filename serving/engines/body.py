@@ -58,6 +58,26 @@ class Edit:
     put: dict[str, bytes] = field(default_factory=dict)
 
 
+_NOTABLE = GATEWAY_ONLY | GUIDED_NAMES | _ONCE_ONLY | frozenset(ParameterLimits().bounds)
+_SHAPES_KEPT = 1024
+_SHAPE_MEMBERS = 40
+_NAME_CHARACTERS = 64
+_shapes: dict[tuple[str, ...], frozenset[str]] = {}
+
+
+def _notable(document: dict[str, Any]) -> frozenset[str]:
+    """The members that have to be looked at more closely. Bodies come with the same names again and again."""
+    shape = tuple(document)
+    found = _shapes.get(shape)
+    if found is None:
+        found = frozenset(name for name in document if name in _NOTABLE or name.startswith(GATEWAY_ONLY_PREFIX))
+        if len(shape) <= _SHAPE_MEMBERS and max(map(len, shape), default=0) <= _NAME_CHARACTERS:
+            if len(_shapes) >= _SHAPES_KEPT:
+                _shapes.clear()
+            _shapes[shape] = found
+    return found
+
+
 def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     """Read the fields that the gateway acts on into `ctx` and return the model that is asked for.
 
@@ -65,22 +85,27 @@ def understand(ctx: RequestContext, limits: ParameterLimits) -> str:
     """
     document = _parse(ctx.body, limits.json_values)
     ctx.document = document
+    notable = ctx.notable = _notable(document)
     model = document.get("model")
     if model is None:
         raise InvalidRequest("The field 'model' is missing: name one of GET /v1/models.", param="model")
     if not isinstance(model, str):
         raise InvalidRequest("The field 'model' must be a string.", param="model")
+    route = ctx.route
     stream = document.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
-    ctx.stream = bool(stream) and ctx.route.streams
-    for required in ctx.route.required:
-        _require(document, required)
-    for name in ctx.route.refused:
+    if stream is not None:
+        if not isinstance(stream, bool):
+            raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
+        ctx.stream = stream and route.streams
+    for required in route.required:
+        if not isinstance(document.get(required.name), required.kinds):
+            _require(document, required)
+    for name in route.refused:
         value = document.get(name)
         if value is not None and value is not False:  # 0 is equal to false and is not the same
             raise InvalidRequest(f"The field '{name}' cannot be used: {ctx.route.refused_words}.", param=name)
-    _check_limits(document, ctx.route.counted, limits)
+    if notable or route.counted:
+        _check_limits(document, notable, route.counted, limits)
     return model
 
 
@@ -89,25 +114,27 @@ def prepare(ctx: RequestContext, cache_salt: str | None) -> None:
 
     `cache_salt` keeps the prefix cache of a tenant apart; the client's own value never passes as it is.
     """
-    document = ctx.document
+    document, notable, route = ctx.document, ctx.notable, ctx.route
     edit = Edit()
-    edit.drop = {name for name in document if name in GATEWAY_ONLY or name.startswith(GATEWAY_ONLY_PREFIX)}
-    if edit.drop:
-        ctx.dropped_fields = tuple(sorted({name if name in GATEWAY_ONLY else GATEWAY_ONLY_PREFIX for name in edit.drop}))
-    if ctx.stream and ctx.route.usage_option:
+    if notable:
+        edit.drop = {name for name in notable if name in GATEWAY_ONLY or name.startswith(GATEWAY_ONLY_PREFIX)}
+        if edit.drop:
+            ctx.dropped_fields = tuple(sorted({name if name in GATEWAY_ONLY else GATEWAY_ONLY_PREFIX for name in edit.drop}))
+    if ctx.stream and route.usage_option:
         _ask_for_usage(ctx, document, edit)
     if ctx.model != ctx.asked_model:
         edit.put["model"] = orjson.dumps(ctx.model)
-    edit.put.update(ctx.route.forced)
-    if ctx.route.usage_header is not None and document.get("encoding_format") == "bytes_only":
+    if route.forced:
+        edit.put.update(route.forced)
+    if route.usage_header is not None and document.get("encoding_format") == "bytes_only":
         # The same body as `bytes`, which tells its usage in a header.
         edit.put["encoding_format"] = b'"bytes"'
         ctx.hides_usage = True
-    if not ctx.route.runs_model:
+    if not route.runs_model:
         edit.drop.add("cache_salt")
     elif cache_salt is not None:
         edit.put["cache_salt"] = orjson.dumps(cache_salt)
-    if not GUIDED_NAMES.isdisjoint(document) and "structured_outputs" not in document:
+    if notable and not GUIDED_NAMES.isdisjoint(notable) and "structured_outputs" not in document:
         guided = {kind: document[name] for name, kind in GUIDED.items() if document.get(name)}
         edit.put["structured_outputs"] = _written(guided, "guided_…")
     if edit.drop or edit.put:
@@ -181,11 +208,14 @@ def _either(names: tuple[str, ...]) -> str:
     return " or ".join(f"'{name}'" for name in names)
 
 
-def _check_limits(document: dict[str, Any], counted: tuple[Counted, ...], limits: ParameterLimits) -> None:
+def _check_limits(
+    document: dict[str, Any], notable: frozenset[str], counted: tuple[Counted, ...], limits: ParameterLimits
+) -> None:
     """Parameters that multiply an engine's memory or work are bounded before it sees them."""
     bounds = limits.bounds
-    for name in bounds.keys() & document.keys():
-        _check_bounds(document, name, *bounds[name])
+    for name in notable:
+        if name in bounds:
+            _check_bounds(document, name, *bounds[name])
     for item in counted:
         most: int = getattr(limits, item.limit)
         if _items(document.get(item.name), item) > most:

@@ -10,6 +10,7 @@ import pytest
 from serving.core.context import RequestContext
 from serving.core.errors import InvalidRequest
 from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, Route
+from serving.engines import body
 from serving.engines.body import is_repeatable, understand
 from serving.settings import ParameterLimits
 
@@ -17,15 +18,15 @@ LIMITS = ParameterLimits()
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi."}]}
 
 
-def context(body: bytes, route: Route = CHAT_COMPLETIONS) -> RequestContext:
+def context(text: bytes, route: Route = CHAT_COMPLETIONS) -> RequestContext:
     ctx = RequestContext("r1", route, None, 0.0)
-    ctx.body = body
+    ctx.body = text
     return ctx
 
 
-def refusal(body: bytes, route: Route = CHAT_COMPLETIONS) -> InvalidRequest:
+def refusal(text: bytes, route: Route = CHAT_COMPLETIONS) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        understand(context(body, route), LIMITS)
+        understand(context(text, route), LIMITS)
     return caught.value
 
 
@@ -147,3 +148,11 @@ def test_all_else_is_repeatable(fields: dict[str, Any]) -> None:
     ctx = context(b"{}")
     ctx.document = fields
     assert is_repeatable(ctx)
+
+
+def test_bodies_of_many_shapes_are_read_alike_and_not_all_remembered() -> None:
+    for number in range(3000):
+        ctx = context(json.dumps(CHAT | {f"field_{number}": 1, "priority": 1}).encode())
+        understand(ctx, LIMITS)
+        assert ctx.notable == {"priority"}
+    assert len(body._shapes) <= 1024
