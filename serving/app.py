@@ -29,9 +29,9 @@ from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
 from serving.core.outcomes import AttemptResult
+from serving.engines.exchange import WireError
 from serving.engines.machine import require_free_port
 from serving.engines.relay import Relay
-from serving.engines.wire import WireError
 from serving.fleet.dns import Discovery
 from serving.fleet.probe import Probe, ProbeFailed
 from serving.fleet.store import Endpoint, EndpointState, Fleet

@@ -33,13 +33,13 @@ from serving.core.errors import (
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 from serving.core.routes import supported
 from serving.engines.body import is_repeatable, prepare, understand
+from serving.engines.exchange import AnswerTimedOut, RequestTimedOut, StaleConnection, Unreachable, WireError
 from serving.engines.form_body import begin_form
 from serving.engines.passing import Passing
 from serving.engines.reasoning import with_reasoning
 from serving.engines.relay import Answer, EngineRefused, Relay
 from serving.engines.stand_in import address_to, bound_to_model
 from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
-from serving.engines.wire import AnswerTimedOut, RequestTimedOut, StaleConnection, Unreachable, WireError
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog, stamp_now

@@ -12,9 +12,10 @@ import orjson
 
 from serving.core.clock import monotonic
 from serving.core.context import Headers, RequestContext
+from serving.engines.exchange import AnswerTimedOut, BrokenAnswer, Exchange, RequestTimedOut, WireError
 from serving.engines.rest import first_part, send_rest
 from serving.engines.tls import EngineTls
-from serving.engines.wire import Address, AnswerTimedOut, BrokenAnswer, Connection, Exchange, Pool, RequestTimedOut, WireError
+from serving.engines.wire import Address, Connection, Pool
 from serving.settings import RelaySettings
 
 SWEEP_SECONDS = 0.25

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from serving.core.context import RequestContext, Rest
-from serving.engines.wire import Address, BrokenAnswer, Exchange
+from serving.engines.exchange import BrokenAnswer, Exchange
+from serving.engines.wire import Address
 
 
 def first_part(ctx: RequestContext, address: Address, more_headers: bytes) -> bytes:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from serving.engines import wire
 from serving.engines.answer_reader import read_chunks, read_head
-from serving.engines.wire import Address, Connection, Exchange, Pool, WireError
+from serving.engines.exchange import Exchange, WireError
+from serving.engines.wire import Address, Connection, Pool
 from tests.doubles.cutting import cut
 
 HEAD = b"HTTP/1.1 200 OK\r\ndate: today\r\nContent-Type: text/plain\r\n"

@@ -13,8 +13,8 @@ import pytest
 from serving.core.clock import monotonic
 from serving.core.context import RequestContext
 from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, Route
+from serving.engines.exchange import AnswerTimedOut, BrokenAnswer, StaleConnection, Unreachable, WireError
 from serving.engines.relay import Answer, EngineRefused, Relay, SecretRefused
-from serving.engines.wire import AnswerTimedOut, BrokenAnswer, StaleConnection, Unreachable, WireError
 from serving.settings import RelaySettings
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine

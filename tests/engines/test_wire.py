@@ -12,17 +12,8 @@ from typing import Any
 
 import pytest
 
-from serving.engines.wire import (
-    Address,
-    AnswerTimedOut,
-    BrokenAnswer,
-    Connection,
-    Exchange,
-    Pool,
-    StaleConnection,
-    Unreachable,
-    WireError,
-)
+from serving.engines.exchange import AnswerTimedOut, BrokenAnswer, Exchange, StaleConnection, Unreachable, WireError
+from serving.engines.wire import Address, Connection, Pool
 from tests.doubles.settling import settled
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: engine\r\n\r\n"

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from serving.core.context import RequestContext
+from serving.engines.exchange import StaleConnection
 from serving.engines.relay import Relay
-from serving.engines.wire import StaleConnection
 from serving.settings import Settings
 from tests.doubles.forms import file, form, headers, text
 from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
