@@ -53,7 +53,8 @@ class Exchange:
     heard = False
     """Bytes have come since the deadline was set; whoever looks after deadlines sets it anew."""
     _pieces_bytes = 0
-    _sink: Sink | None = None
+    sink: Sink | None = None
+    """Where pieces go while they are diverted."""
     _ended = False
     _error: WireError | None = None
     _waiter: asyncio.Future[None] | None = None
@@ -122,11 +123,11 @@ class Exchange:
         """
         if self._pieces or self._ended or self._error is not None:
             return
-        self._sink = sink
+        self.sink = sink
         try:
             await self._wait()
         finally:
-            self._sink = None
+            self.sink = None
 
     async def send_more(self, data: bytes) -> bool:
         """Write more of a request whose end was left open, when the connection has room for it.
@@ -189,16 +190,19 @@ class Exchange:
     def feed(self, data: bytes, framed: bytes | None = None) -> None:
         """A piece of the body; `framed` are the very bytes that carried it as HTTP/1.1 chunks."""
         self.heard = True
-        if self._sink is not None:
-            if not self._sink(data, framed):
-                # The next pieces wait here until the client has taken what it was sent.
-                self._sink = None
-                self._wake()
+        if self.sink is not None:
+            if not self.sink(data, framed):
+                self.undivert()
             return
         self._pieces.append(data)
         self._pieces_bytes += len(data)
         if self._pieces_bytes > self.high_water_bytes and self.connection is not None:
             self.connection.pause_reading()
+        self._wake()
+
+    def undivert(self) -> None:
+        """The client's buffer is full: the next pieces wait here until it has taken what it was sent."""
+        self.sink = None
         self._wake()
 
     def start(self, status: int, headers: Headers) -> None:

@@ -49,7 +49,7 @@ class Passing:
         time as often as there are tokens: those take a way of their own that comes to the same.
         """
         ctx, view, clock = self._ctx, self.view, self._clock
-        dialect, bounds_seconds, intervals = ctx.route.dialect, self._bounds_seconds, self._intervals
+        dialect, bounds_seconds, intervals = ctx.route.dialect, self._bounds_seconds, self._intervals or []
         plain, plain_lines = dialect.plain, dialect.plain_lines
 
         def pass_edited(data: bytes, framed: bytes | None) -> bool:
@@ -61,23 +61,27 @@ class Passing:
         if ctx.reasoning_field:
             return pass_edited
 
+        feed_plain = view.feed_plain
+        # A plain event leaves the view as clean as it was.
+        expected = view.clean and bool(intervals)
+
         def pass_on(data: bytes, framed: bytes | None) -> bool:
-            nonlocal intervals
+            nonlocal intervals, expected
             if (
-                intervals is not None
-                and view.clean
+                expected
                 and data.startswith(plain)
                 and data.endswith(b"\n\n")
                 and data.count(b"\n") == plain_lines
                 and USAGE not in data
             ):
                 now = clock()
-                view.feed_plain(data)
+                feed_plain(data)
                 intervals[bisect_left(bounds_seconds, now - ctx.last_byte)] += 1
                 ctx.last_byte = now
                 return write(data, framed)
             has_room = pass_edited(data, framed)
-            intervals = self._intervals
+            intervals = self._intervals or []
+            expected = view.clean and bool(intervals)
             return has_room
 
         return pass_on

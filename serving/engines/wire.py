@@ -143,8 +143,14 @@ class Connection(asyncio.Protocol):
             # Nearly always exactly one chunk.
             line_end = data.find(b"\r\n", 0, 10)
             size = SIZES.get(data[:line_end])
-            if size and len(data) == line_end + size + 4 and data[-2:] == b"\r\n":
-                exchange.feed(data[line_end + 2 : -2], data)
+            if size and len(data) == line_end + size + 4 and data.endswith(b"\r\n"):
+                sink = exchange.sink
+                if sink is None:
+                    exchange.feed(data[line_end + 2 : -2], data)
+                else:
+                    exchange.heard = True
+                    if not sink(data[line_end + 2 : -2], data):
+                        exchange.undivert()
             else:
                 self._take_chunks(exchange, data)
         elif self._left_bytes:

@@ -194,7 +194,7 @@ def test_what_is_framed_carries_what_is_fed(contents: list[bytes], places: list[
                 assert (b"".join(found), counted, ended) == (data, len(framed), False)
             return True
 
-        exchange._sink = sink
+        exchange.sink = sink
         for piece in cut(chunks(*contents) + b"0\r\n\r\n", places):
             connection.data_received(piece)
         assert bytes(fed) == b"".join(contents)
