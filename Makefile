@@ -12,8 +12,8 @@ help: ## show the targets
 up: setup-engine ## a real model on a real vLLM behind the gateway, in the foreground
 	@exec $(BIN)/serving up $(PROFILE) $(ARGS)
 
-check: lint ## the fast loop: lint, types, layers, unit and flow tests
-	@$(BIN)/python -m pytest -m "not engine and not clients and not soak and not chart and not cluster" -q -n 4
+check: lint ## the fast loop: lint, types, layers, unit and flow tests but the slow ones
+	@$(BIN)/python -m pytest -m "not slow and not engine and not clients and not soak and not chart and not cluster" -q -n 4
 
 test: lint setup-clients setup-tools ## everything: the real engine, other people's clients, the chart and, where KUBECONFIG names one, a cluster
 	-@$(BIN)/python -m tests.flow.openai_schema

@@ -21,6 +21,8 @@ from tests.doubles.settling import settled
 from tests.flow.conftest import GatewayOver
 from tests.flow.surfaces import GENERATING, asking
 
+pytestmark = pytest.mark.slow
+
 MIX = ["ok"] * 6 + ["engine 500"] * 2 + ["leave before the first token"] + ["leave after it"]
 CLIENTS = 24
 SNAPSHOT_REQUESTS = 20_000

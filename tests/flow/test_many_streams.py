@@ -17,6 +17,8 @@ from tests.doubles.liveness import probed
 from tests.doubles.raw_client import RawClient, request_bytes
 from tests.flow.surfaces import CHAT, TURNS
 
+pytestmark = pytest.mark.slow
+
 MEBIBYTE = 1024 * 1024
 KEY = {"Authorization": "Bearer sk-perflab"}
 RAMP_SECONDS = 0.002

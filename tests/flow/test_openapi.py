@@ -20,7 +20,7 @@ from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.flow.conftest import GatewayOver
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 KEY = "sk-test"
 TASKS = ("generate", "embed", "score", "transcription")

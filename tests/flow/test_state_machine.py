@@ -28,6 +28,8 @@ from tests.doubles.settling import settled
 from tests.flow.conftest import settings_over
 from tests.flow.surfaces import GENERATING, RESPONSES, asking, assert_error, is_whole
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 Phase_ = Literal["half a head", "half a body", "sent", "answer begun"]
 STEPS = 30

@@ -18,6 +18,8 @@ from tests.fuzz.inputs import pieces_of
 from tests.fuzz.properties import check_answer, check_engine_request, read_answers, reference
 from tests.fuzz.run import CORPUS, Found, Fuzzer, kept, search
 
+pytestmark = pytest.mark.slow
+
 INPUTS = 100_000
 PARTS = 4
 SOCKET_INPUTS = 2000
