@@ -63,12 +63,12 @@ class EngineModel:
         """When something happens next; None while there is nothing to do."""
         if self.is_hung:
             return None
-        moments = [queue[0][0] for queue in (self._leaving,) if queue]
-        if self._step_ends is not None:
-            moments.append(self._step_ends)
-        elif self._arriving:
-            moments.append(self._arriving[0][0])
-        return min(moments, default=None)
+        then = self._step_ends
+        if then is None and self._arriving:
+            then = self._arriving[0][0]
+        if self._leaving and (then is None or self._leaving[0][0] < then):
+            then = self._leaving[0][0]
+        return then
 
     @property
     def running(self) -> int:

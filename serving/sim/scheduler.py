@@ -22,7 +22,7 @@ class Limits:
     by_priority: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Share:
     """What a step does for one sequence."""
 
@@ -141,15 +141,16 @@ class Scheduler:
         return (len(full) - self.pool.find(full)) * self.block_tokens
 
     def _share(self, sequence: Sequence, budget: int, yields: int) -> Share:
-        rest = sequence.total_tokens - sequence.computed_tokens
-        tokens = min(rest, budget)
+        rest = sequence.prompt_tokens + sequence.generated_tokens - sequence.computed_tokens
+        if rest > budget:
+            return Share(sequence, budget, 0)
         left = sequence.answer_tokens - sequence.generated_tokens
-        return Share(sequence, tokens, min(yields, left) if tokens == rest else 0)
+        return Share(sequence, rest, yields if yields < left else left)
 
     def _hold(self, sequence: Sequence, share: Share) -> bool:
         """Have the blocks for what the step computes; a full block can be found by others from now on, as in vLLM."""
         end = sequence.computed_tokens + share.tokens
-        held = end + max(0, share.yields - 1)
+        held = end + share.yields - 1 if share.yields else end
         missing = -(-held // self.block_tokens) - len(sequence.blocks)
         if missing > 0:
             taken = self.pool.take(missing)

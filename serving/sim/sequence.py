@@ -17,10 +17,10 @@ class Prompt:
 
     data: bytes
     token_bytes: int = 1
+    tokens: int = field(init=False)
 
-    @property
-    def tokens(self) -> int:
-        return -(-len(self.data) // self.token_bytes)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", -(-len(self.data) // self.token_bytes))
 
 
 @dataclass(eq=False, slots=True)
@@ -63,33 +63,37 @@ class Sequence:
     """Leading blocks that can be found by others."""
     is_running: bool = False
     is_done: bool = False
+    prompt_tokens: int = field(init=False)
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self.prompt.tokens
+    def __post_init__(self) -> None:
+        self.prompt_tokens = self.prompt.tokens
 
     @property
     def total_tokens(self) -> int:
-        return self.prompt.tokens + self.generated_tokens
+        return self.prompt_tokens + self.generated_tokens
 
     @property
     def is_decoding(self) -> bool:
-        return self.generated_tokens > 0 and self.total_tokens - self.computed_tokens == 1
+        return self.generated_tokens > 0 and self.prompt_tokens + self.generated_tokens - self.computed_tokens == 1
 
     def hash_blocks(self, tokens: int, block_tokens: int) -> list[int]:
         """Hashes of the full blocks within the first `tokens` of prompt and answer, each over all that comes before it."""
         wanted = tokens // block_tokens
         hashes = self.hashes
-        while len(hashes) < wanted:
-            start = len(hashes) * block_tokens
+        if len(hashes) < wanted:
             before = hashes[-1] if hashes else hash((self.salt, self.adapter))
-            hashes.append(hash((before, self._bytes(start, start + block_tokens))) & _NOT_NEGATIVE)
+            size = block_tokens * self.prompt.token_bytes
+            data, whole = self.prompt.data, len(self.prompt.data) // size
+            for number in range(len(hashes), wanted):
+                held = data[number * size : (number + 1) * size] if number < whole else self._bytes(number, block_tokens)
+                before = hash((before, held)) & _NOT_NEGATIVE
+                hashes.append(before)
         return hashes[:wanted]
 
-    def _bytes(self, start: int, end: int) -> bytes:
-        prompt_tokens, size = self.prompt.tokens, self.prompt.token_bytes
-        if end <= prompt_tokens:
-            return self.prompt.data[start * size : end * size]
+    def _bytes(self, number: int, block_tokens: int) -> bytes:
+        """Of a block that holds some of the answer."""
+        start, end = number * block_tokens, (number + 1) * block_tokens
+        prompt_tokens, size = self.prompt_tokens, self.prompt.token_bytes
         answered = self.answer(max(0, start - prompt_tokens), end - prompt_tokens)
         return self.prompt.data[start * size :].ljust(max(0, prompt_tokens - start) * size, b"\0") + answered
 

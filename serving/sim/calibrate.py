@@ -1,0 +1,166 @@
+"""Measure a running engine with a few probes, so that a simulated one is as fast: the field `simulation` of its profile.
+
+All probes are streams of completions with prompts that no engine has seen, one set after another; an engine that serves others
+meanwhile is measured as slower than it is.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from serving.catalog.model import Simulation
+from serving.core.errors import ConfigurationError
+from serving.sim.probe import EngineFacts, Stream, stream
+
+Report = Callable[[str], None]
+
+_WORDS = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "zo")
+
+
+@dataclass(frozen=True)
+class Probes:
+    """How much is asked of the engine."""
+
+    rounds: int = 7
+    """All probes are made in each, so that what else the machine does meets them alike."""
+    answer_tokens: int = 48
+    batches: tuple[int, ...] = (1, 4, 8)
+    """Streams at once, to see what each adds to a step."""
+    long_share: float = 0.4
+    """Of the engine's context, for what prompts and contexts cost."""
+
+
+def calibrate(engine: EngineFacts, probes: Probes, *, report: Report) -> Simulation:
+    """The measured field.
+
+    Raises:
+        ConfigurationError: the engine does not answer as it should
+    """
+    texts = Texts(engine)
+    texts.measure()
+    report(f"{texts.bytes_per_token:.2f} bytes a token")
+    long_tokens = max(64, int(engine.max_model_len * probes.long_share))
+    contexts = (_SHORT_TOKENS, long_tokens // 2)
+    lengths = tuple(_SHORT_TOKENS + (long_tokens - _SHORT_TOKENS) * part // 4 for part in range(5))
+    steps: dict[tuple[int, int], list[float]] = {(batch, context): [] for batch in probes.batches for context in contexts}
+    firsts: dict[int, list[float]] = {length: [] for length in lengths}
+    for number in range(probes.rounds):
+        for (batch, context), seconds in steps.items():
+            seconds += _step_seconds(_at_once(engine, texts, context, batch, probes.answer_tokens))
+        for length, seconds in firsts.items():
+            seconds.append(_at_once(engine, texts, length, 1, 2)[0].token_seconds[0])
+        report(f"round {number + 1} of {probes.rounds}")
+    step, per_sequence, per_context_token = fit(
+        [(1.0, batch, batch * (context + probes.answer_tokens / 2)) for batch, context in steps],
+        [statistics.median(seconds) for seconds in steps.values()],
+    )
+    report(f"step {step * 1e3:.2f} ms + {per_sequence * 1e3:.3f} ms a request + {per_context_token * 1e6:.3f} µs a context token")
+    chunks = [-(-length // engine.max_num_batched_tokens) for length in lengths]
+    request, per_token, per_pair = fit(
+        [(1.0, length, length * length / 2) for length in lengths],
+        [statistics.median(firsts[length]) - count * step for length, count in zip(lengths, chunks, strict=True)],
+    )
+    per_token = max(per_token, _FASTEST_SECONDS)
+    report(f"prompts at {1 / per_token:.0f} tokens/s + {per_pair * 1e9:.2f} ns a pair of tokens, {request * 1e3:.2f} ms a request")
+    return Simulation(
+        source="measured with `serving calibrate`",
+        kv_capacity_tokens=engine.kv_capacity_tokens,
+        block_tokens=engine.block_tokens,
+        prefill_tokens_per_second=_rounded(1 / per_token),
+        step_seconds=_rounded(max(step, _FASTEST_SECONDS)),
+        step_seconds_per_sequence=_rounded(per_sequence),
+        step_seconds_per_context_token=_rounded(per_context_token),
+        prefill_seconds_per_token_pair=_rounded(per_pair),
+        request_seconds=_rounded(request),
+        bytes_per_token=min(8, max(1, round(texts.bytes_per_token))),
+    )
+
+
+class Texts:
+    """Prompts of a wanted length in tokens, each new, whatever ran before."""
+
+    def __init__(self, engine: EngineFacts) -> None:
+        self._engine = engine
+        self._chance = random.Random()
+        self.bytes_per_token = 2.0
+
+    def measure(self) -> None:
+        """Learn how many bytes of these texts make a token."""
+        text = self._text(1000)
+        found = stream(self._engine, text, answer_tokens=1)
+        if not found.prompt_tokens:
+            raise ConfigurationError(f"{self._engine.url}: its stream tells no usage, so its tokens cannot be counted")
+        self.bytes_per_token = len(text) / found.prompt_tokens
+
+    def of(self, tokens: int) -> str:
+        return self._text(max(1, round(tokens * self.bytes_per_token)))
+
+    def _text(self, length: int) -> str:
+        words = (self._chance.choice(_WORDS) for _ in range(length))
+        return "".join(words)[:length]
+
+
+def fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Least squares with factors that are not negative: one that would be is left out, the most negative first."""
+    used = list(range(len(rows[0])))
+    while True:
+        factors = _solve([[row[column] for column in used] for row in rows], values)
+        lowest = min(range(len(used)), key=lambda place: factors[place])
+        if factors[lowest] >= 0 or len(used) == 1:
+            break
+        del used[lowest]
+    found = dict(zip(used, factors, strict=True))
+    return [max(0.0, found.get(column, 0.0)) for column in range(len(rows[0]))]
+
+
+def _solve(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """The normal equations, columns scaled to their largest entry, by elimination."""
+    size = len(rows[0])
+    scale = [max(abs(row[column]) for row in rows) or 1.0 for column in range(size)]
+    scaled = [[row[column] / scale[column] for column in range(size)] for row in rows]
+    matrix = [
+        [sum(row[a] * row[b] for row in scaled) for b in range(size)]
+        + [sum(row[a] * value for row, value in zip(scaled, values, strict=True))]
+        for a in range(size)
+    ]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda place: abs(matrix[place][column]))
+        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
+        for other in range(size):
+            if other != column and matrix[column][column]:
+                ratio = matrix[other][column] / matrix[column][column]
+                matrix[other] = [x - ratio * y for x, y in zip(matrix[other], matrix[column], strict=True)]
+    return [matrix[place][size] / (matrix[place][place] or 1.0) / scale[place] for place in range(size)]
+
+
+_SHORT_TOKENS = 8
+_FASTEST_SECONDS = 1e-7
+"""Of a step or a token, where the probes see none."""
+
+
+def _at_once(engine: EngineFacts, texts: Texts, prompt_tokens: int, count: int, answer_tokens: int) -> list[Stream]:
+    prompts = [texts.of(prompt_tokens) for _ in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda prompt: stream(engine, prompt, answer_tokens=answer_tokens), prompts))
+
+
+def _step_seconds(found: Sequence[Stream]) -> list[float]:
+    """Mean of each stream's later part, when all of a batch have begun and none has ended."""
+    begun = max(one.token_seconds[0] for one in found)
+    ended = min(one.token_seconds[-1] for one in found)
+    means = []
+    for one in found:
+        moments = [moment for moment in one.token_seconds if begun <= moment <= ended]
+        if len(moments) > 1:
+            means.append((moments[-1] - moments[0]) / (len(moments) - 1))
+    if not means:
+        raise ConfigurationError("the engine's streams have too few events at the same time to measure a step")
+    return [statistics.median(means)]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
