@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PROFILE ?= smollm2-135m-cpu
 BIN := .venv/bin
-CHECKED := serving tests scripts
+CHECKED := serving tests scripts benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help up check test soak lint setup-gateway setup-dev setup-engine catalog-snapshot lock clean

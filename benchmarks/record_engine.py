@@ -96,6 +96,10 @@ def play_closed(engine: EngineFacts, workers: list[list[dict[str, Any]]], salt: 
         thread.join()
 
 
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("url")
@@ -110,7 +114,6 @@ def main() -> None:
     options.add_argument("--note", required=True, help="which engine, which machine, what else ran")
     given = options.parse_args()
     engine = look(given.url, max_num_batched_tokens=given.max_num_batched_tokens)
-    say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     texts = Texts(engine)
     texts.measure()
     before = calibrate(engine, Probes(), report=say)

@@ -27,7 +27,7 @@ class Probes:
 
     rounds: int = 7
     """All probes are made in each, so that what else the machine does meets them alike."""
-    answer_tokens: int = 48
+    answer_tokens: int = 64
     batches: tuple[int, ...] = (1, 4, 8)
     """Streams at once, to see what each adds to a step."""
     long_share: float = 0.4
@@ -54,6 +54,10 @@ def calibrate(engine: EngineFacts, probes: Probes, *, report: Report) -> Simulat
         for length, seconds in firsts.items():
             seconds.append(_at_once(engine, texts, length, 1, 2)[0].token_seconds[0])
         report(f"round {number + 1} of {probes.rounds}")
+    if not all(steps.values()):
+        raise ConfigurationError(
+            f"{engine.url}: its streams never ran at the same time, so a step cannot be measured; is something else using it?"
+        )
     step, per_sequence, per_context_token = fit(
         [(1.0, batch, batch * (context + probes.answer_tokens / 2)) for batch, context in steps],
         [statistics.median(seconds) for seconds in steps.values()],
@@ -65,7 +69,9 @@ def calibrate(engine: EngineFacts, probes: Probes, *, report: Report) -> Simulat
         [statistics.median(firsts[length]) - count * step for length, count in zip(lengths, chunks, strict=True)],
     )
     per_token = max(per_token, _FASTEST_SECONDS)
-    report(f"prompts at {1 / per_token:.0f} tokens/s + {per_pair * 1e9:.2f} ns a pair of tokens, {request * 1e3:.2f} ms a request")
+    report(
+        f"prompts at {1 / per_token:.0f} tokens/s + {per_pair * 1e9:.2f} ns a pair of tokens, {request * 1e3:.2f} ms a request"
+    )
     return Simulation(
         source="measured with `serving calibrate`",
         kv_capacity_tokens=engine.kv_capacity_tokens,
@@ -149,7 +155,7 @@ def _at_once(engine: EngineFacts, texts: Texts, prompt_tokens: int, count: int, 
 
 
 def _step_seconds(found: Sequence[Stream]) -> list[float]:
-    """Mean of each stream's later part, when all of a batch have begun and none has ended."""
+    """While all streams of a batch run; nothing if they never did."""
     begun = max(one.token_seconds[0] for one in found)
     ended = min(one.token_seconds[-1] for one in found)
     means = []
@@ -157,9 +163,7 @@ def _step_seconds(found: Sequence[Stream]) -> list[float]:
         moments = [moment for moment in one.token_seconds if begun <= moment <= ended]
         if len(moments) > 1:
             means.append((moments[-1] - moments[0]) / (len(moments) - 1))
-    if not means:
-        raise ConfigurationError("the engine's streams have too few events at the same time to measure a step")
-    return [statistics.median(means)]
+    return [statistics.median(means)] if means else []
 
 
 def _rounded(value: float) -> float:

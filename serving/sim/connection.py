@@ -44,6 +44,7 @@ class Connection(HttpToolsProtocol):
 
     def reset(self) -> None:
         """End as a process does that dies: with a reset."""
+        self._give_up()
         found = self.transport.get_extra_info("socket")
         if found is not None and not self.transport.is_closing():
             found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -51,7 +52,14 @@ class Connection(HttpToolsProtocol):
 
     def cut(self) -> None:
         """Close, whatever was still to be said."""
+        self._give_up()
         self.transport.close()
+
+    def _give_up(self) -> None:
+        """The request on it is over, so that uvicorn neither answers for it nor logs that it has no answer."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
 
 def configure(app: Any, keep_alive_seconds: float) -> uvicorn.Config:
@@ -63,6 +71,7 @@ def configure(app: Any, keep_alive_seconds: float) -> uvicorn.Config:
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         timeout_keep_alive=keep_alive_seconds,  # type: ignore[arg-type]
     )
     config.load()

@@ -157,10 +157,9 @@ class SimulatedEngine:
         self.is_up = False
         for driver in self.drivers:
             driver.stop()
+            driver.model.is_hung = True  # its last requests still end, and nothing else happens
         for connection in list(self._state.connections):
             connection.reset() if resets else connection.cut()  # type: ignore[union-attr]
-        for task in list(self.generating):
-            task.cancel()
         self._begin_anew()
 
     async def end(self, *, drain_seconds: float) -> None:

@@ -14,7 +14,7 @@ _TYPES = {
     501: "NotImplementedError",
     503: "Service Unavailable",
 }
-_SALT_BYTES = 128
+_SALT_CHARACTERS = 128
 
 Body = dict[str, Any]
 
@@ -101,6 +101,7 @@ def check(
         message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
         raise EngineError(400, message, param="prompt")
     check_model(body, models)
+    _check_temperature(body.get("temperature"))
     if is_chat and not body["messages"]:
         raise EngineError(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
     limit = asked_tokens(body)
@@ -151,6 +152,9 @@ def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
         if not isinstance(body.get(name), int | None):
             message = "Input should be a valid integer, unable to parse string as an integer"
             raise invalid("int_parsing", f"body.{name}", message, shown(body[name]))
+    if not isinstance(body.get("temperature"), int | float | None):
+        message = "Input should be a valid number, unable to parse string as a number"
+        raise invalid("float_parsing", "body.temperature", message, shown(body["temperature"]))
     if not isinstance(body.get("stream_options"), dict | None):
         message = "Input should be a valid dictionary or instance of StreamOptions"
         raise invalid("model_type", "body.stream_options", message, shown(body["stream_options"]))
@@ -169,6 +173,19 @@ def _check_salt(salt: str | None) -> None:
     if salt == "":
         message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
         raise EngineError(400, message, param="cache_salt")
+    if salt is not None and (len(salt) > _SALT_CHARACTERS or set(salt) & set("@/\\\0")):
+        message = (
+            f"Parameter 'cache_salt' must be at most {_SALT_CHARACTERS} characters and must not contain '@', '/', '\\\\', "
+            "or NUL. (parameter=cache_salt)"
+        )
+        raise EngineError(400, message, param="cache_salt")
+
+
+def _check_temperature(temperature: float | None) -> None:
+    if temperature is not None and temperature < 0:
+        shown_value = float(temperature)
+        message = f"temperature must be non-negative, got {shown_value}. (parameter=temperature, value={shown_value})"
+        raise EngineError(400, message, param="temperature")
 
 
 def _check_at_least_one(limit: int) -> None:

@@ -59,6 +59,8 @@ def _messages_chat(body: Body) -> Body:
 
 
 def _counted_chat(body: Body) -> Body:
+    if body.get("model") is None:
+        raise invalid("missing", "body.model", "Field required", f"<dict of {len(body)} items>")
     if "messages" not in body:
         raise invalid("missing", "body.messages", "Field required", f"<dict of {len(body)} items>")
     if not isinstance(body["messages"], list):
@@ -70,7 +72,7 @@ def _counted_chat(body: Body) -> Body:
 
 
 def _shared(body: Body) -> Body:
-    names = ("model", "stream", "cache_salt", "priority", "ignore_eos", "min_tokens", "seed")
+    names = ("model", "stream", "cache_salt", "priority", "ignore_eos", "min_tokens", "seed", "temperature")
     return {name: body[name] for name in names if name in body}
 
 
