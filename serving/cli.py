@@ -212,6 +212,25 @@ def sim(
 
 
 @app.command()
+def calibrate(
+    url: Annotated[str, typer.Argument(help="Address of a running engine that serves nobody else, as http://127.0.0.1:8001.")],
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="The engine's own argument of that name.")] = 2048,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often each probe is made.")] = 7,
+    secret: Annotated[str | None, typer.Option(envvar="SERVING_ENGINE_SECRET", help="The engine's secret, if any.")] = None,
+) -> None:
+    """Measure a running engine and print the field `simulation` for its profile."""
+    import yaml
+
+    from serving.sim.calibrate import Probes
+    from serving.sim.calibrate import calibrate as measure
+    from serving.sim.probe import look
+
+    engine = look(url, max_num_batched_tokens=max_num_batched_tokens, secret=secret)
+    found = measure(engine, Probes(rounds=rounds), report=lambda line: print(line, file=sys.stderr, flush=True))
+    print(yaml.safe_dump({"simulation": found.model_dump(exclude_defaults=True)}, sort_keys=False), end="")
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

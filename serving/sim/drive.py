@@ -43,12 +43,18 @@ class Driver:
             delay = self._clock.wall_seconds_until(then)
             self._timer = asyncio.get_running_loop().call_later(delay, self._due)
 
+    @property
+    def is_asleep(self) -> bool:
+        """No timer is set."""
+        return self._timer is None
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _due(self) -> None:
+        self._timer = None
         began = monotonic()
         while (then := self.model.next_seconds) is not None and then <= (now := self._clock.now()):
             self.lag_seconds = now - then

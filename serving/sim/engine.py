@@ -296,6 +296,7 @@ class SimulatedEngine:
             surface,
             self.plan,
             prompts,
+            adapters=self.adapters,
             priority=read_priority(body, exchange),
             seed=self._seed,
             is_wrong=is_hit and faults.wrong_answers,

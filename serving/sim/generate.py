@@ -53,7 +53,16 @@ def read_priority(body: Body, exchange: Exchange) -> int:
 
 
 def build_choices(
-    body: Body, surface: Surface, plan: EnginePlan, prompts: list[Prompt], *, priority: int, seed: int, is_wrong: bool, feed: Feed
+    body: Body,
+    surface: Surface,
+    plan: EnginePlan,
+    prompts: list[Prompt],
+    *,
+    adapters: list[str],
+    priority: int,
+    seed: int,
+    is_wrong: bool,
+    feed: Feed,
 ) -> list[Choice]:
     """The sequences of a request, not yet in the model.
 
@@ -65,7 +74,7 @@ def build_choices(
     if copies < 1:
         raise EngineError(400, f"n must be at least 1, got {copies}.")
     model = body.get("model")
-    adapter = model if model in plan.adapters else None
+    adapter = model if model in adapters else None
     choices: list[Choice] = []
     for prompt in prompts:
         room = room_tokens(prompt.tokens, plan.limits.max_model_len)

@@ -112,7 +112,8 @@ async def test_a_slow_engine_takes_longer_by_its_factor() -> None:
     async with simulated_engine(step_seconds=0.001) as engine:
         await order(engine, slow_factor=50.0)
         await ask(engine.url, CHAT, asking(max_tokens=3))
-        assert engine.models[0].facts.histograms["vllm:inter_token_latency_seconds"].total >= 2 * 0.05
+        total = engine.models[0].facts.histograms["vllm:inter_token_latency_seconds"].total
+        assert total == pytest.approx(2 * 0.05)
 
 
 async def test_a_closed_port_refuses_until_it_is_told_otherwise() -> None:
