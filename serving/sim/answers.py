@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.sim.errors import Body, dump
+from serving.sim.logprobs import chat_logprobs, completion_logprobs
 from serving.sim.sequence import Finish, Sequence
 from serving.sim.text import Words
 
@@ -128,11 +129,14 @@ class Answer:
     def tokens(self, index: int, count: int) -> bytes:
         """The event with the next `count` tokens of a choice."""
         choice = self.choices[index]
-        text = choice.words.text(choice.told_tokens, choice.told_tokens + count)
+        start = choice.told_tokens
+        text = choice.words.text(start, start + count)
         choice.told_tokens += count
         is_last = choice.told_tokens >= choice.sequence.answer_tokens
         all_told = all(other.told_tokens >= other.sequence.answer_tokens for other in self.choices)
-        chunk = self._chunk(self._token_choice(index, text, choice.finish if is_last else None), is_last=all_told)
+        told = self._token_choice(index, text, choice.finish if is_last else None)
+        told["logprobs"] = self._logprobs(choice, start, start + count)
+        chunk = self._chunk(told, is_last=all_told)
         if is_last and not self._include_usage:
             chunk["system_fingerprint"] = self.fingerprint
         return sse(chunk)
@@ -182,12 +186,22 @@ class Answer:
         return choice | ({"stop_reason": None} if finish else {}) | {"token_ids": None}
 
     def _whole_choice(self, index: int, choice: Choice) -> Body:
-        finish = {"logprobs": None, "finish_reason": choice.finish, "stop_reason": None, "token_ids": None}
+        logprobs = self._logprobs(choice, 0, choice.sequence.generated_tokens)
+        finish = {"logprobs": logprobs, "finish_reason": choice.finish, "stop_reason": None, "token_ids": None}
         if not self.is_chat:
             rest = {"prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
             return {"index": index, "text": choice.text} | finish | rest
         message = {"role": "assistant", "content": choice.text, **_EMPTY_MESSAGE}
         return {"index": index, "message": message} | finish | {"routed_experts": None}
+
+    def _logprobs(self, choice: Choice, start: int, end: int) -> Body | None:
+        asked = self.body.get("logprobs")
+        if asked is None or asked is False:
+            return None
+        tokens = [choice.words.text(number, number + 1) for number in range(start, end)]
+        if self.is_chat:
+            return chat_logprobs(tokens, int(self.body.get("top_logprobs") or 0))
+        return completion_logprobs(tokens, int(asked), len(choice.words.text(0, start)))
 
 
 _NO_PROMPT: Body = {"prompt_token_ids": None, "prompt_text": None}

@@ -60,13 +60,13 @@ def calibrate(engine: EngineFacts, probes: Probes, *, report: Report) -> Simulat
         )
     step, per_sequence, per_context_token = fit(
         [(1.0, batch, batch * (context + probes.answer_tokens / 2)) for batch, context in steps],
-        [statistics.median(seconds) for seconds in steps.values()],
+        [typical(seconds) for seconds in steps.values()],
     )
     report(f"step {step * 1e3:.2f} ms + {per_sequence * 1e3:.3f} ms a request + {per_context_token * 1e6:.3f} µs a context token")
     chunks = [-(-length // engine.max_num_batched_tokens) for length in lengths]
     request, per_token, per_pair = fit(
         [(1.0, length, length * length / 2) for length in lengths],
-        [statistics.median(firsts[length]) - count * step for length, count in zip(lengths, chunks, strict=True)],
+        [typical(firsts[length]) - count * step for length, count in zip(lengths, chunks, strict=True)],
     )
     per_token = max(per_token, _FASTEST_SECONDS)
     report(
@@ -108,6 +108,13 @@ class Texts:
     def _text(self, length: int) -> str:
         words = (self._chance.choice(_WORDS) for _ in range(length))
         return "".join(words)[:length]
+
+
+def typical(values: Sequence[float]) -> float:
+    """The mean without the highest and the lowest: a machine's ordinary stalls are part of its speed, a single long one is not."""
+    if len(values) < 4:
+        return statistics.median(values)
+    return statistics.fmean(sorted(values)[1:-1])
 
 
 def fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:

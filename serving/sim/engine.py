@@ -69,6 +69,8 @@ class SimulatedEngine:
         self.is_dead = False
         """Its process lives and its engine does not."""
         self.is_up = False
+        self.gone = asyncio.Event()
+        """Set when it was ordered to stop and does not come back by itself."""
         self.in_flight = 0
         self.generating: set[asyncio.Task[Any]] = set()
         self.marks = [(b"x-serving-simulated", f"{plan.profile}; serving {__version__}".encode("latin-1"))]
@@ -158,6 +160,8 @@ class SimulatedEngine:
         for driver in self.drivers:
             driver.stop()
             driver.model.is_hung = True  # its last requests still end, and nothing else happens
+        if self._faults.stop is not None and self._faults.restart_after_seconds is None:
+            self.gone.set()
         for connection in list(self._state.connections):
             connection.reset() if resets else connection.cut()  # type: ignore[union-attr]
         self._begin_anew()
@@ -181,6 +185,7 @@ class SimulatedEngine:
     async def set_faults(self, faults: Faults) -> None:
         """Replace what it does wrong; a record without `refuse` and `stop` brings it back if it was down."""
         self._faults = faults
+        self.gone.clear()
         self._cancel_later()
         for driver in self.drivers:
             driver.model.slow_factor = faults.slow_factor

@@ -148,7 +148,7 @@ def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
             raise invalid("dict_type", f"body.messages.{index}", "Input should be a valid dictionary", shown(turn))
     if not is_chat and not _is_prompt(body.get("prompt")):
         raise invalid("list_type", "body.prompt", "Input should be a valid list", shown(body["prompt"]))
-    for name in ("max_tokens", "max_completion_tokens", "n", "priority", "min_tokens", "seed"):
+    for name in ("max_tokens", "max_completion_tokens", "n", "priority", "min_tokens", "seed", "top_logprobs"):
         if not isinstance(body.get(name), int | None):
             message = "Input should be a valid integer, unable to parse string as an integer"
             raise invalid("int_parsing", f"body.{name}", message, shown(body[name]))

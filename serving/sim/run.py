@@ -99,7 +99,9 @@ async def _run(engine_plan: EnginePlan, options: SimOptions) -> int:
             if options.faults != Faults():
                 await engines[index].set_faults(options.faults)
         _say_ready(engine_plan, options)
-        await stopped.wait()
+        if await _stopped_or_gone(stopped, engines):
+            log.info("the only engine was ordered to stop: %s", engines[0].faults.stop)
+            return 0 if engines[0].faults.stop in ("drain", "abort") else 1
         drain_seconds = engine_plan.shutdown_seconds if options.drain_seconds is None else options.drain_seconds
         log.info("stopping; running requests may go on for %g s", drain_seconds)
         # A second signal ends it at once.
@@ -111,6 +113,17 @@ async def _run(engine_plan: EnginePlan, options: SimOptions) -> int:
         await asyncio.wait({hurry, loop.create_task(_all(ends))}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
     return 0
+
+
+async def _stopped_or_gone(stopped: asyncio.Event, engines: list[SimulatedEngine]) -> bool:
+    """Whether the one engine of this process is gone, which ends it as vLLM ends with its engine."""
+    waits = [asyncio.ensure_future(stopped.wait())]
+    if len(engines) == 1:
+        waits.append(asyncio.ensure_future(engines[0].gone.wait()))
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return not stopped.is_set()
 
 
 async def _all(tasks: set[asyncio.Task[None]]) -> None:

@@ -179,6 +179,17 @@ ASKED: dict[str, tuple[str, dict[str, Any] | None]] = {
     "chat": (CHAT, {"messages": HI, "max_tokens": 2}),
     "chat stream": (CHAT, {"messages": HI, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}),
     "completion": (COMPLETIONS, {"prompt": "a", "max_tokens": 2}),
+    "chat with logprobs": (CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}),
+    "chat stream with logprobs": (CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "stream": True}),
+    "continuous usage": (
+        CHAT,
+        {
+            "messages": HI,
+            "max_tokens": 2,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
     "response": ("/v1/responses", {"model": "tiny", "input": "a", "max_output_tokens": 2}),
     "response stream": ("/v1/responses", {"model": "tiny", "input": "a", "max_output_tokens": 2, "stream": True}),
     "message": ("/v1/messages", {"model": "tiny", "messages": HI, "max_tokens": 2}),

@@ -109,6 +109,14 @@ def test_sigterm_lets_requests_end_or_aborts_them(words: tuple[str, ...], is_who
         assert process.returncode == 0
 
 
+@pytest.mark.parametrize(("stop", "status"), [("die", 1), ("abort", 0)])
+def test_a_process_ends_with_its_only_engine(stop: str, status: int) -> None:
+    port = free_ports(1)
+    with running(port=port) as process:
+        ask(f"http://127.0.0.1:{port}/sim/faults", {"stop": stop})
+        assert process.wait(30) == status
+
+
 def options(root: Path, **more: Any) -> SimOptions:
     return SimOptions(**{"profile": PROFILE, "catalog_root": copy_of_catalog(root), **more})
 
