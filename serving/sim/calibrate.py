@@ -111,7 +111,7 @@ class Texts:
 
 
 def typical(values: Sequence[float]) -> float:
-    """The mean without the highest and the lowest: a machine's ordinary stalls are part of its speed, a single long one is not."""
+    """The mean without the highest and the lowest: ordinary stalls are part of a machine's speed, a single long one is not."""
     if len(values) < 4:
         return statistics.median(values)
     return statistics.fmean(sorted(values)[1:-1])
