@@ -148,25 +148,33 @@ def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
             raise invalid("dict_type", f"body.messages.{index}", "Input should be a valid dictionary", shown(turn))
     if not is_chat and not _is_prompt(body.get("prompt")):
         raise invalid("list_type", "body.prompt", "Input should be a valid list", shown(body["prompt"]))
-    for name in ("max_tokens", "max_completion_tokens", "n", "priority", "min_tokens", "seed", "top_logprobs"):
-        if not isinstance(body.get(name), int | None):
-            message = "Input should be a valid integer, unable to parse string as an integer"
-            raise invalid("int_parsing", f"body.{name}", message, shown(body[name]))
-    if not isinstance(body.get("temperature"), int | float | None):
-        message = "Input should be a valid number, unable to parse string as a number"
-        raise invalid("float_parsing", "body.temperature", message, shown(body["temperature"]))
-    if not isinstance(body.get("stream_options"), dict | None):
-        message = "Input should be a valid dictionary or instance of StreamOptions"
-        raise invalid("model_type", "body.stream_options", message, shown(body["stream_options"]))
-    if not isinstance(body.get("cache_salt"), str | None):
-        raise invalid("string_type", "body.cache_salt", "Input should be a valid string", shown(body["cache_salt"]))
+    fields = [*_FIELDS, ("logprobs", bool, *_BOOLEAN) if is_chat else ("logprobs", int, *_INTEGER)]
+    for name, kind, problem, message in fields:
+        value = body.get(name)
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise invalid(problem, f"body.{name}", message, shown(value))
+
+
+_INTEGER = ("int_parsing", "Input should be a valid integer, unable to parse string as an integer")
+_BOOLEAN = ("bool_parsing", "Input should be a valid boolean, unable to interpret input")
+_FIELDS: tuple[tuple[str, Any, str, str], ...] = (
+    *((name, int, *_INTEGER) for name in ("max_tokens", "max_completion_tokens", "n", "priority", "min_tokens", "seed")),
+    ("top_logprobs", int, *_INTEGER),
+    ("temperature", int | float, "float_parsing", "Input should be a valid number, unable to parse string as a number"),
+    ("stream_options", dict, "model_type", "Input should be a valid dictionary or instance of StreamOptions"),
+    ("cache_salt", str, "string_type", "Input should be a valid string"),
+    ("request_id", str, "string_type", "Input should be a valid string"),
+)
 
 
 def _is_prompt(prompt: Any) -> bool:
     """A text, tokens, or a list of either; None is refused later, in other words."""
     if not isinstance(prompt, list):
         return isinstance(prompt, str | None)
-    return all(isinstance(item, str | int) or (isinstance(item, list) and all(type(t) is int for t in item)) for item in prompt)
+    kinds = {type(item) for item in prompt}
+    if kinds == {list}:
+        return all(item and all(type(token) is int for token in item) for item in prompt)
+    return kinds in (set(), {str}, {int})
 
 
 def _check_salt(salt: str | None) -> None:
