@@ -16,13 +16,20 @@ from serving.catalog.model import Simulation
 from tests.sim.replay import play_closed, play_open
 from tests.sim.virtual import Seen
 
-RECORDING: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "recorded-tiny-cpu.json").read_text())
+Recording = dict[str, Any]
+DATA = Path(__file__).parent / "data"
 WITHIN = 0.2
 
 
-def measured() -> Simulation:
+@pytest.fixture(params=["recorded-tiny-cpu-a", "recorded-tiny-cpu-b"])
+def recording(request: pytest.FixtureRequest) -> Recording:
+    read: Recording = json.loads((DATA / f"{request.param}.json").read_text())
+    return read
+
+
+def measured(recording: Recording) -> Simulation:
     """The mean of what the probes found before the load and after it."""
-    before, after = (Simulation.model_validate(RECORDING[f"simulation_{when}"]) for when in ("before", "after"))
+    before, after = (Simulation.model_validate(recording[f"simulation_{when}"]) for when in ("before", "after"))
     rates = {
         name: (value + getattr(after, name)) / 2 if name.startswith(("prefill_seconds", "step", "request")) else value
         for name, value in before.model_dump().items()
@@ -35,23 +42,23 @@ def cached(seen: list[Seen]) -> int:
     return sum(one.sequence.cached_tokens or 0 for one in seen)
 
 
-def test_the_time_to_the_first_token_under_an_open_load() -> None:
-    seen = play_open(RECORDING, measured())
-    real = [request["first_token_seconds"] for request in RECORDING["open"]]
+def test_the_time_to_the_first_token_under_an_open_load(recording: Recording) -> None:
+    seen = play_open(recording, measured(recording))
+    real = [request["first_token_seconds"] for request in recording["open"]]
     simulated = [one.ttft for one in seen]
     assert statistics.fmean(simulated) == pytest.approx(statistics.fmean(real), rel=WITHIN)
     assert statistics.median(simulated) == pytest.approx(statistics.median(real), rel=WITHIN)
 
 
-def test_the_time_of_whole_answers_under_an_open_load() -> None:
-    real = statistics.fmean(request["total_seconds"] for request in RECORDING["open"])
-    assert statistics.fmean(one.total for one in play_open(RECORDING, measured())) == pytest.approx(real, rel=WITHIN)
+def test_the_time_of_whole_answers_under_an_open_load(recording: Recording) -> None:
+    real = statistics.fmean(request["total_seconds"] for request in recording["open"])
+    assert statistics.fmean(one.total for one in play_open(recording, measured(recording))) == pytest.approx(real, rel=WITHIN)
 
 
-def test_throughput_and_first_tokens_under_a_closed_load() -> None:
-    requests = [request for worker in RECORDING["closed"] for request in worker]
+def test_throughput_and_first_tokens_under_a_closed_load(recording: Recording) -> None:
+    requests = [request for worker in recording["closed"] for request in worker]
     tokens = sum(request["answer_tokens"] for request in requests)
-    seen = play_closed(RECORDING, measured())
+    seen = play_closed(recording, measured(recording))
     assert len(seen) == len(requests)
     real = tokens / max(request["sent_seconds"] + request["total_seconds"] for request in requests)
     simulated = tokens / max(one.ended_at or 0.0 for one in seen)
@@ -60,16 +67,16 @@ def test_throughput_and_first_tokens_under_a_closed_load() -> None:
     assert statistics.fmean(one.ttft for one in seen) == pytest.approx(first, rel=WITHIN)
 
 
-def test_the_same_prompt_tokens_are_cached_to_the_last_one() -> None:
-    seen = play_open(RECORDING, measured())
-    assert [one.sequence.cached_tokens for one in seen] == [request["cached_tokens"] for request in RECORDING["open"]]
-    requests = [request for worker in RECORDING["closed"] for request in worker]
-    assert cached(play_closed(RECORDING, measured())) == sum(request["cached_tokens"] for request in requests)
+def test_the_same_prompt_tokens_are_cached_to_the_last_one(recording: Recording) -> None:
+    seen = play_open(recording, measured(recording))
+    assert [one.sequence.cached_tokens for one in seen] == [request["cached_tokens"] for request in recording["open"]]
+    requests = [request for worker in recording["closed"] for request in worker]
+    assert cached(play_closed(recording, measured(recording))) == sum(request["cached_tokens"] for request in requests)
 
 
-def test_wrong_rates_are_noticed() -> None:
+def test_wrong_rates_are_noticed(recording: Recording) -> None:
     """Half as fast is not within the tolerance, so that the tests above say something."""
-    found = measured()
+    found = measured(recording)
     slow = found.model_copy(
         update={
             "prefill_tokens_per_second": found.prefill_tokens_per_second / 2,
@@ -77,5 +84,5 @@ def test_wrong_rates_are_noticed() -> None:
             "step_seconds_per_sequence": found.step_seconds_per_sequence * 2,
         }
     )
-    real = statistics.fmean(request["first_token_seconds"] for request in RECORDING["open"])
-    assert statistics.fmean(one.ttft for one in play_open(RECORDING, slow)) > (1 + WITHIN) * real
+    real = statistics.fmean(request["first_token_seconds"] for request in recording["open"])
+    assert statistics.fmean(one.ttft for one in play_open(recording, slow)) > (1 + WITHIN) * real
