@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from serving.sim.calibrate import Probes, Texts, calibrate
+from serving.sim.calibrate import Probes, Texts, calibrate, over_http
 from serving.sim.probe import EngineFacts, look, stream
 
 
@@ -114,7 +114,7 @@ def main() -> None:
     options.add_argument("--note", required=True, help="which engine, which machine, what else ran")
     given = options.parse_args()
     engine = look(given.url, max_num_batched_tokens=given.max_num_batched_tokens)
-    texts = Texts(engine)
+    texts = Texts(over_http(engine))
     texts.measure()
     before = calibrate(engine, Probes(), report=say)
     opened = load(given.seed, given.requests, given.per_second, texts.bytes_per_token)

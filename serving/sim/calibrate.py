@@ -17,6 +17,8 @@ from serving.core.errors import ConfigurationError
 from serving.sim.probe import EngineFacts, Stream, stream
 
 Report = Callable[[str], None]
+AskAll = Callable[[Sequence[str], int], list[Stream]]
+"""Asks all prompts at once for answers of so many tokens."""
 
 _WORDS = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "zo")
 
@@ -34,13 +36,14 @@ class Probes:
     """Of the engine's context, for what prompts and contexts cost."""
 
 
-def calibrate(engine: EngineFacts, probes: Probes, *, report: Report) -> Simulation:
-    """The measured field.
+def calibrate(engine: EngineFacts, probes: Probes, *, report: Report, ask_all: AskAll | None = None) -> Simulation:
+    """The measured field; `ask_all` stands in for asking over HTTP.
 
     Raises:
         ConfigurationError: the engine does not answer as it should
     """
-    texts = Texts(engine)
+    ask_all = ask_all or over_http(engine)
+    texts = Texts(ask_all)
     texts.measure()
     report(f"{texts.bytes_per_token:.2f} bytes a token")
     long_tokens = max(64, int(engine.max_model_len * probes.long_share))
@@ -50,9 +53,9 @@ def calibrate(engine: EngineFacts, probes: Probes, *, report: Report) -> Simulat
     firsts: dict[int, list[float]] = {length: [] for length in lengths}
     for number in range(probes.rounds):
         for (batch, context), seconds in steps.items():
-            seconds += _step_seconds(_at_once(engine, texts, context, batch, probes.answer_tokens))
+            seconds += _step_seconds(ask_all([texts.of(context) for _ in range(batch)], probes.answer_tokens))
         for length, seconds in firsts.items():
-            seconds.append(_at_once(engine, texts, length, 1, 2)[0].token_seconds[0])
+            seconds.append(ask_all([texts.of(length)], 2)[0].token_seconds[0])
         report(f"round {number + 1} of {probes.rounds}")
     if not all(steps.values()):
         raise ConfigurationError(
@@ -89,17 +92,17 @@ def calibrate(engine: EngineFacts, probes: Probes, *, report: Report) -> Simulat
 class Texts:
     """Prompts of a wanted length in tokens, each new, whatever ran before."""
 
-    def __init__(self, engine: EngineFacts) -> None:
-        self._engine = engine
+    def __init__(self, ask_all: AskAll) -> None:
+        self._ask_all = ask_all
         self._chance = random.Random()
         self.bytes_per_token = 2.0
 
     def measure(self) -> None:
         """Learn how many bytes of these texts make a token."""
         text = self._text(1000)
-        found = stream(self._engine, text, answer_tokens=1)
+        (found,) = self._ask_all([text], 1)
         if not found.prompt_tokens:
-            raise ConfigurationError(f"{self._engine.url}: its stream tells no usage, so its tokens cannot be counted")
+            raise ConfigurationError("the engine's stream tells no usage, so its tokens cannot be counted")
         self.bytes_per_token = len(text) / found.prompt_tokens
 
     def of(self, tokens: int) -> str:
@@ -155,10 +158,14 @@ _FASTEST_SECONDS = 1e-7
 """Of a step or a token, where the probes see none."""
 
 
-def _at_once(engine: EngineFacts, texts: Texts, prompt_tokens: int, count: int, answer_tokens: int) -> list[Stream]:
-    prompts = [texts.of(prompt_tokens) for _ in range(count)]
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda prompt: stream(engine, prompt, answer_tokens=answer_tokens), prompts))
+def over_http(engine: EngineFacts) -> AskAll:
+    """A thread a stream."""
+
+    def ask_all(prompts: Sequence[str], answer_tokens: int) -> list[Stream]:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: stream(engine, prompt, answer_tokens=answer_tokens), prompts))
+
+    return ask_all
 
 
 def _step_seconds(found: Sequence[Stream]) -> list[float]:

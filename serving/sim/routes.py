@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from serving.core.errors import ConfigurationError
 from serving.sim.answers import model_list
-from serving.sim.errors import EngineError, check_model, dump, invalid, shown
+from serving.sim.errors import Body, EngineError, check_model, dump, invalid, read_body, shown
 from serving.sim.exchange import Exchange
 from serving.sim.faults import read_faults
 from serving.sim.generate import tokenized
@@ -57,8 +57,12 @@ def metric_lines(engine: SimulatedEngine) -> Iterator[str]:
     yield from simulation_lines(plan, more, engine.lag_seconds)
 
 
+async def _read(exchange: Exchange) -> Body:
+    return read_body(exchange.header("content-type"), await exchange.body())
+
+
 async def _tokenize(engine: SimulatedEngine, exchange: Exchange) -> None:
-    body = await engine.read(exchange)
+    body = await _read(exchange)
     if "prompt" not in body and "messages" not in body:
         lacks = [{"type": "missing", "loc": f"body.{n}", "msg": "Field required", "input": shown(body)} for n in _TEXTS]
         message = "\n".join(["2 validation errors:", *(f"  {problem}" for problem in lacks)])
@@ -67,18 +71,18 @@ async def _tokenize(engine: SimulatedEngine, exchange: Exchange) -> None:
         raise invalid("list_type", "body.messages", "Input should be a valid list", shown(body["messages"]))
     if "messages" not in body and not isinstance(body["prompt"], str):
         raise invalid("string_type", "body.prompt", "Input should be a valid string", shown(body["prompt"]))
-    check_model(body, [engine.plan.model, *engine.adapters])
+    check_model(body, engine.served)
     await exchange.whole(200, dump(dict(tokenized(body, engine.plan))))
 
 
 async def _detokenize(engine: SimulatedEngine, exchange: Exchange) -> None:
-    body = await engine.read(exchange)
+    body = await _read(exchange)
     if "tokens" not in body:
         raise invalid("missing", "body.tokens", "Field required", shown(body))
     tokens = body["tokens"]
     if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
         raise invalid("list_type", "body.tokens", "Input should be a valid list", shown(tokens))
-    check_model(body, [engine.plan.model, *engine.adapters])
+    check_model(body, engine.served)
     await exchange.whole(200, dump({"prompt": text_of(tokens)}))
 
 
@@ -102,7 +106,7 @@ async def _adapter_name(engine: SimulatedEngine, exchange: Exchange) -> str:
     if not engine.plan.adapters_may_change:
         await exchange.body()
         raise NoRoute
-    body = await engine.read(exchange)
+    body = await _read(exchange)
     if not isinstance(body.get("lora_name"), str):
         raise invalid("missing", "body.lora_name", "Field required", shown(body))
     return str(body["lora_name"])

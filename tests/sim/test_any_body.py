@@ -43,7 +43,7 @@ GOOD: dict[str, Any] = {
 ODD = st.lists(st.sampled_from(sorted(FIELDS)).flatmap(lambda name: st.tuples(st.just(name), FIELDS[name])), max_size=2)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(SURFACES)), ODD)
 def test_any_body_is_answered_or_refused(path: str, odd: list[tuple[str, Any]]) -> None:
     """Good bodies with one or two fields that are something else."""
