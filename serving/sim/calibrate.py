@@ -85,7 +85,7 @@ def calibrate(engine: EngineFacts, probes: Probes, *, report: Report, ask_all: A
         step_seconds_per_context_token=_rounded(per_context_token),
         prefill_seconds_per_token_pair=_rounded(per_pair),
         request_seconds=_rounded(request),
-        bytes_per_token=min(8, max(1, round(texts.bytes_per_token))),
+        bytes_per_token=min(8, max(1, round(_natural_bytes_per_token(ask_all)))),
     )
 
 
@@ -156,6 +156,20 @@ def _solve(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[flo
 _SHORT_TOKENS = 8
 _FASTEST_SECONDS = 1e-7
 """Of a step or a token, where the probes see none."""
+
+
+_PROSE = (
+    "The harbour lies between two hills, and from the upper road one sees the whole of it at once: the long pier with its "
+    "lamps, the boats that come in before the weather turns, and the low houses whose doors are painted in all colours. In the "
+    "morning the market is held on the square behind the church. People from the villages bring fruit, bread and cheese, and "
+    "they stay until the afternoon to talk about the price of hay and whose daughter has gone to the city to learn a trade."
+)
+
+
+def _natural_bytes_per_token(ask_all: AskAll) -> float:
+    """Of ordinary English; the probes' own texts are syllables, which have shorter tokens."""
+    (found,) = ask_all([_PROSE], 1)
+    return len(_PROSE) / found.prompt_tokens
 
 
 def over_http(engine: EngineFacts) -> AskAll:

@@ -52,19 +52,23 @@ class HttpFacts:
             "http_requests_total", "counter", "Total number of requests by method, status and handler.", requests, created_seconds
         )
         for place, name, which in ((1, "request", "incoming requests"), (2, "response", "outgoing responses")):
-            yield from self._size_lines(f"http_{name}_size_bytes", f"Content length of {which} by handler. {_ABOUT_SIZE}", place)
+            about = f"Content length of {which} by handler. {_ABOUT_SIZE}"
+            yield from self._size_lines(f"http_{name}_size_bytes", about, place, created_seconds)
         about = "Latency with many buckets but no API specific labels. Made for more accurate percentile calculations. "
         yield from lines("http_request_duration_highr_seconds", "histogram", about, [({}, self._many)], created_seconds)
         about = "Latency with only few buckets by handler. Made to be only used if aggregation by handler is important. "
         few: Samples = [({"handler": handler, "method": method}, found) for (handler, method), found in self._few.items()]
         yield from lines("http_request_duration_seconds", "histogram", about, few, created_seconds)
 
-    def _size_lines(self, name: str, about: str, place: int) -> Iterator[str]:
+    def _size_lines(self, name: str, about: str, place: int, created_seconds: float) -> Iterator[str]:
         yield f"# HELP {name} {about}"
         yield f"# TYPE {name} summary"
         for handler, sizes in self._sizes.items():
             yield f'{name}_count{{handler="{handler}"}} {float(sizes[0])}'
             yield f'{name}_sum{{handler="{handler}"}} {float(sizes[place])}'
+        created: Samples = [({"handler": handler}, created_seconds) for handler in self._sizes]
+        if created:
+            yield from lines(f"{name}_created", "gauge", about, created, None)
 
 
 def process_lines(started_seconds: float) -> Iterator[str]:

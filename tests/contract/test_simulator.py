@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -221,6 +222,9 @@ def said(response: RawResponse) -> Any:
 @pytest.mark.parametrize("case", ASKED)
 async def test_answers_have_a_real_engines_heads_and_forms(real_engine: RealEngine, case: str) -> None:
     path, body = ASKED[case]
+    if "logprobs" in case:
+        with contextlib.suppress(TimeoutError):  # the first request for them makes a real engine compile for some seconds
+            await ask(real_engine.url, path, body)
     async with simulated_engine() as simulated:
         ours, theirs = [await ask(url, path, body) for url in (simulated.url, real_engine.url)]
     assert (ours.status, heads(ours)) == (theirs.status, heads(theirs))
