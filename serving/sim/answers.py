@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -151,8 +152,8 @@ class Answer:
         yield DONE
 
     def failure(self, error: Body) -> Iterator[bytes]:
-        """What a stream says of a fault of the engine."""
-        yield sse(error)
+        """What a stream says of a fault of the engine; vLLM writes it with spaces, unlike all else."""
+        yield b"data: " + json.dumps(error).encode() + b"\n\n"
         yield DONE
 
     def _head(self) -> Body:

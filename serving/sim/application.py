@@ -12,7 +12,7 @@ from serving.sim.answers import Answer
 from serving.sim.drive import Driver
 from serving.sim.errors import EngineError, dump, read_body
 from serving.sim.exchange import GARBAGE, Exchange, Gone, Message, Receive, Send
-from serving.sim.generate import LEFT, Feed, build_choices, dead, finished, full, prompts_of, read_priority, tell
+from serving.sim.generate import LEFT, Feed, build_choices, dead, draining, finished, full, prompts_of, read_priority, tell
 from serving.sim.model import QueueFull
 from serving.sim.other_answers import counted
 from serving.sim.routes import ROUTES
@@ -80,6 +80,8 @@ class Application:
         body = surface.read(
             read_body(exchange.header("content-type"), raw), self._engine.served, self._engine.plan.limits.max_model_len
         )
+        if self._engine.is_draining:
+            raise draining()
         if is_hit and faults.garbage:
             await exchange.whole(200, GARBAGE, "text/event-stream; charset=utf-8" if body.get("stream") else "application/json")
             return

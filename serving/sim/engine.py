@@ -23,6 +23,7 @@ from serving.sim.plan import EnginePlan
 
 log = logging.getLogger("serving.sim")
 
+_LAST_WORDS_SECONDS = 1.0
 WATCHDOG_SECONDS = 5.0
 """After so long vLLM's server ends itself when its engine is dead; seconds of the wall clock."""
 
@@ -50,6 +51,7 @@ class SimulatedEngine:
         self.adapters = list(plan.adapters)
         self.is_dead = False
         """Its process lives and its engine does not."""
+        self.is_draining = False
         self.is_up = False
         self.gone = asyncio.Event()
         """Set when it was ordered to stop and does not come back by itself."""
@@ -90,7 +92,7 @@ class SimulatedEngine:
         ]
         self.http = HttpFacts()
         self.created_seconds = wall_seconds()
-        self.is_dead = False
+        self.is_dead = self.is_draining = False
 
     @property
     def url(self) -> str:
@@ -154,13 +156,17 @@ class SimulatedEngine:
         self._begin_anew()
 
     async def end(self, *, drain_seconds: float) -> None:
-        """As vLLM on SIGTERM: take no more, let running requests go on for so long, cut the rest."""
-        self.refuse()
-        for connection in list(self._state.connections):
-            connection.shutdown()
+        """As vLLM 0.32 on SIGTERM. While it drains its port is open and its health is green, but what comes new is answered 500;
+        what runs goes on for so long, and what is left then fails as with a dead engine."""
         running = set(self.generating)
         if running and drain_seconds:
+            self.is_draining = True
             await asyncio.wait(running, timeout=drain_seconds)
+        self.refuse()
+        self.is_dead = True
+        self._fail_all()
+        if self.generating:
+            await asyncio.wait(set(self.generating), timeout=_LAST_WORDS_SECONDS)
         self._die(resets=False)
 
     # Faults
@@ -206,8 +212,7 @@ class SimulatedEngine:
     def _fail_all(self) -> None:
         now = self.clock.now()
         for driver in self.drivers:
-            for sequence in [*driver.model.scheduler.running, *driver.model.scheduler.waiting]:
-                driver.model.abort(sequence, now, "error")
+            driver.model.fail(now)
             driver.wake()
 
     def _restart(self) -> None:

@@ -165,6 +165,11 @@ def dead() -> EngineError:
     return EngineError(500, ENGINE_DEAD)
 
 
+def draining() -> EngineError:
+    """What vLLM 0.32 says to new requests between SIGTERM and its end."""
+    return EngineError(500, "cannot schedule new futures after shutdown")
+
+
 def full(error: QueueFull) -> EngineError:
     return EngineError(503, QUEUE_FULL[error.reason])
 

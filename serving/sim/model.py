@@ -54,7 +54,7 @@ class EngineModel:
         self._leaving: list[tuple[float, int, Callable[[], None]]] = []
         self._shares: list[Share] = []
         self._step_ends: float | None = None
-        self.unfinished = 0
+        self._open: dict[int, Sequence] = {}
         self.prefill_backlog_tokens = 0
         """Prompt tokens of all requests that have no token yet."""
 
@@ -73,6 +73,11 @@ class EngineModel:
     @property
     def running(self) -> int:
         return len(self.scheduler.running)
+
+    @property
+    def unfinished(self) -> int:
+        """All that were taken and have not ended."""
+        return len(self._open)
 
     @property
     def waiting(self) -> int:
@@ -95,7 +100,7 @@ class EngineModel:
         self._number += 1
         sequence.number = self._number
         sequence.arrived_seconds = now
-        self.unfinished += 1
+        self._open[sequence.number] = sequence
         self.prefill_backlog_tokens += sequence.prompt_tokens
         heapq.heappush(self._arriving, (now + self.rates.request_seconds / 2, sequence.number, sequence))
 
@@ -103,6 +108,11 @@ class EngineModel:
         """End a sequence whatever state it is in; one that has ended stays as it is."""
         if not sequence.is_done:
             self._finish(sequence, now, reason)
+
+    def fail(self, now: float) -> None:
+        """End everything with an error: the engine is dead."""
+        for sequence in list(self._open.values()):
+            self._finish(sequence, now, "error")
 
     def advance(self, now: float) -> None:
         """Let everything happen that is due until `now`, in order."""
@@ -182,12 +192,15 @@ class EngineModel:
 
     def _finish(self, sequence: Sequence, now: float, reason: Finish) -> None:
         sequence.is_done = True
-        self.unfinished -= 1
+        del self._open[sequence.number]
         if sequence.first_token_seconds is None:
             self.prefill_backlog_tokens -= sequence.prompt_tokens
         self.scheduler.remove(sequence)
         self.facts.done(sequence, reason, now)
-        self._leave(now, lambda: sequence.on_finish(reason))
+        if reason in ("abort", "error"):
+            sequence.on_finish(reason)  # what ends it is not the model, so that nothing has to come back from there
+        else:
+            self._leave(now, lambda: sequence.on_finish(reason))
 
     def _leave(self, now: float, call: Callable[[], None]) -> None:
         """The way back of a token to its client takes half of `request_seconds`."""
