@@ -54,6 +54,9 @@ class EngineModel:
         self._leaving: list[tuple[float, int, Callable[[], None]]] = []
         self._shares: list[Share] = []
         self._step_ends: float | None = None
+        self._step_began = 0.0
+        self._free_at = 0.0
+        """When the last step ended."""
         self._open: dict[int, Sequence] = {}
         self.prefill_backlog_tokens = 0
         """Prompt tokens of all requests that have no token yet."""
@@ -120,10 +123,13 @@ class EngineModel:
             if self._leaving and self._leaving[0][0] <= then:
                 heapq.heappop(self._leaving)[2]()
                 continue
+            seen_until = then
             if self._step_ends is not None:
-                self._end_step(self._step_ends)
-            self._take_arrived(then)
-            self._start_step(then)
+                self._end_step(then)
+                if self.limits.schedules_ahead:
+                    seen_until = self._step_began
+            self._take_arrived(seen_until)
+            self._start_step(max(then, self._free_at))
 
     def resume(self, now: float) -> None:
         """Go on after having hung: what was due meanwhile is due now."""
@@ -152,7 +158,7 @@ class EngineModel:
         seconds = self.rates.seconds(_batch(shares)) * self.slow_factor
         if self.rates.jitter:
             seconds *= max(0.1, self._random.gauss(1.0, self.rates.jitter))
-        self._step_ends = now + seconds
+        self._step_began, self._step_ends = now, now + seconds
 
     def _yields(self) -> int:
         whole, part = divmod(self.rates.tokens_per_step, 1.0)
@@ -160,6 +166,7 @@ class EngineModel:
 
     def _end_step(self, now: float) -> None:
         shares, self._shares, self._step_ends = self._shares, [], None
+        self._free_at = now
         prefilled = generated = 0
         for share in shares:
             sequence = share.sequence

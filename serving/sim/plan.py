@@ -92,6 +92,7 @@ def plan(catalog: Catalog, name: str, *, adapters: tuple[str, ...] = ()) -> Engi
             max_num_queued_tokens=_limit(profile, "max-num-queued-tokens"),
             max_loras=_whole(profile, "max-loras", 1) if named or arguments.get("enable-lora") else 0,
             by_priority=arguments.get("scheduling-policy") == "priority",
+            schedules_ahead=arguments.get("async-scheduling", build != "cpu") is not False,
         ),
         rates=Rates.of(simulation),
         block_tokens=block_tokens,

@@ -20,6 +20,8 @@ class Limits:
     max_num_queued_tokens: int | None = None
     max_loras: int = 0
     by_priority: bool = False
+    schedules_ahead: bool = False
+    """vLLM's asynchronous scheduling: what a step computes is decided when the step before begins."""
 
 
 @dataclass(slots=True)

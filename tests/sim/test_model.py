@@ -36,6 +36,23 @@ def test_running_requests_get_their_token_while_a_prompt_is_computed() -> None:
     assert len([moment for moment in first.tokens if second.sent < moment <= second.tokens[0]]) >= 3
 
 
+def test_an_engine_that_schedules_ahead_takes_a_request_a_step_later() -> None:
+    firsts = []
+    for ahead in (False, True):
+        run = Run(engine_model(Rates(1e9, 0.01), schedules_ahead=ahead))
+        run.send(1, answer_tokens=50)
+        run.until(0.015)
+        firsts.append(run.send(1, answer_tokens=1))
+        run.out()
+    assert [one.ttft for one in firsts] == pytest.approx([0.015, 0.025], abs=1e-6)
+    run = Run(engine_model(Rates(1e9, 0.01), schedules_ahead=True))
+    alone = run.send(1, answer_tokens=1)
+    run.until(0.005)
+    last = run.send(1, answer_tokens=1)
+    run.out()
+    assert [alone.ttft, last.ttft] == pytest.approx([0.01, 0.015], abs=1e-6)
+
+
 def test_a_step_costs_more_with_its_sequences_and_their_context() -> None:
     rates = Rates(1e9, 0.01, step_seconds_per_sequence=0.001, step_seconds_per_context_token=0.0001)
     run = Run(engine_model(rates))
