@@ -24,7 +24,7 @@ class BlockPool:
         self._uses: dict[int, int] = {}
         """How many requests use each held block."""
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Blocks nobody uses, the next to be evicted first."""
+        """Blocks that nobody uses and that can be found, the next to be evicted first; all others are taken before them."""
         self._names = 0
         self.evicted_blocks = 0
 
@@ -40,7 +40,7 @@ class BlockPool:
     @property
     def known_blocks(self) -> int:
         """Blocks that a prompt could still hit."""
-        return sum(1 for name in self._uses if name >= 0) + sum(1 for name in self._idle if name >= 0)
+        return sum(1 for name in self._uses if name >= 0) + len(self._idle)
 
     def find(self, hashes: Sequence[int]) -> int:
         """How many leading blocks of a prompt are held."""
@@ -98,7 +98,8 @@ class BlockPool:
                 self._uses[name] = uses
             else:
                 del self._uses[name]
-                self._idle[name] = None
+                if name >= 0:
+                    self._idle[name] = None
 
     def forget(self) -> None:
         """What nobody uses can no longer be found (a reset of the cache)."""

@@ -81,7 +81,7 @@ class SimulatedEngine:
                     plan.limits,
                     plan.rates,
                     block_tokens=plan.block_tokens,
-                    capacity_blocks=plan.capacity_blocks,
+                    capacity_blocks=plan.usable_blocks,
                     histograms=histograms(plan.version, plan.limits.max_model_len),
                     keeps_prefixes=plan.keeps_prefixes,
                     seed=self.seed * 1000 + rank,

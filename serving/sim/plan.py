@@ -47,6 +47,11 @@ class EnginePlan:
     """How long running requests may go on after SIGTERM; 0: they are aborted."""
 
     @property
+    def usable_blocks(self) -> int:
+        """vLLM keeps one block for nothing; a whole context always has room."""
+        return max(self.capacity_blocks - 1, -(-self.limits.max_model_len // self.block_tokens))
+
+    @property
     def models(self) -> tuple[str, ...]:
         return (self.model, *self.adapters)
 

@@ -106,10 +106,16 @@ class Scheduler:
             if sequence.adapter and sequence.adapter not in adapters and len(adapters) >= self.limits.max_loras:
                 skipped.append(sequence)
                 continue
-            created_tokens = self._use_cached(sequence)
-            cached_tokens = sequence.computed_tokens
+            found = self._cached_blocks(sequence)
+            if not self._fits_whole(sequence, found):
+                self.waiting.insert(0, sequence)
+                break
+            created_tokens = self._created_tokens(sequence)
+            sequence.blocks = self.pool.share(found)
+            sequence.named_blocks = len(found)
+            cached_tokens = sequence.computed_tokens = len(found) * self.block_tokens
             share = self._share(sequence, budget, yields)
-            if not self._hold(sequence, share):
+            if not self._hold(sequence, share):  # has room for its prompt and not for all that speculation yields
                 self.pool.give_back(sequence.blocks)
                 sequence.blocks, sequence.computed_tokens, sequence.named_blocks = [], 0, 0
                 self.waiting.insert(0, sequence)
@@ -128,19 +134,21 @@ class Scheduler:
             self.add(sequence)
         return started
 
-    def _use_cached(self, sequence: Sequence) -> int:
-        """Take up the blocks that are held already; the last token is always computed.
-
-        Returns:
-            tokens of the prompt's full blocks that are not held
-        """
-        full = sequence.hash_blocks(sequence.prompt_tokens, self.block_tokens)
+    def _cached_blocks(self, sequence: Sequence) -> list[int]:
+        """The leading blocks that are held already; the last token is always computed."""
         usable = sequence.hash_blocks(sequence.total_tokens - 1, self.block_tokens)
-        found = self.pool.find(usable)
-        sequence.blocks = self.pool.share(usable[:found])
-        sequence.computed_tokens = found * self.block_tokens
-        sequence.named_blocks = found
+        return usable[: self.pool.find(usable)]
+
+    def _created_tokens(self, sequence: Sequence) -> int:
+        """Tokens of the prompt's full blocks that are not held."""
+        full = sequence.hash_blocks(sequence.prompt_tokens, self.block_tokens)
         return (len(full) - self.pool.find(full)) * self.block_tokens
+
+    def _fits_whole(self, sequence: Sequence, found: list[int]) -> bool:
+        """A request starts only when there is room for all it has, not for its first chunk only. Blocks that were found and
+        that nobody uses count among the free ones until they are shared."""
+        new = -(-sequence.total_tokens // self.block_tokens) - len(found)
+        return new + self.pool.idle_among(found) <= self.pool.free_blocks
 
     def _share(self, sequence: Sequence, budget: int, yields: int) -> Share:
         rest = sequence.prompt_tokens + sequence.generated_tokens - sequence.computed_tokens

@@ -112,7 +112,7 @@ def _cache_config(plan: EnginePlan, model: EngineModel) -> Labels:
     known = {
         "block_size": str(plan.block_tokens),
         "effective_attention_block_size": str(plan.block_tokens),
-        "num_gpu_blocks": str(model.pool.capacity_blocks),
+        "num_gpu_blocks": str(plan.capacity_blocks),
         "kv_cache_size_tokens": str(tokens),
         "kv_cache_max_concurrency": str(tokens / plan.limits.max_model_len),
         "enable_prefix_caching": str(plan.keeps_prefixes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 from serving.sim.faults import Faults
 from tests.doubles.raw_client import HangUp, RawClient, ask, request_bytes
 from tests.doubles.real_engine import is_installed, running_engine
+from tests.doubles.settling import settled
 from tests.doubles.simulated_engine import simulated_engine
 from tests.doubles.tiny_model import tiny_model
 
@@ -54,6 +56,14 @@ def asking(max_tokens: int, *, stream: bool) -> bytes:
     return request_bytes(CHAT, body)
 
 
+async def both_run(url: str) -> None:
+    async def problems() -> list[str]:
+        text = (await ask(url, "/metrics")).body.decode()
+        return [] if re.search(r"^vllm:num_requests_running\{.*\} 2\.0$", text, re.MULTILINE) else ["not both run"]
+
+    await settled(problems, within_seconds=20.0)
+
+
 KINDS = pytest.mark.parametrize("kind", ["simulated", pytest.param("real", marks=pytest.mark.engine)])
 
 
@@ -66,6 +76,7 @@ async def test_an_abort_ends_streams_with_an_error_and_done_and_all_else_with_50
         body = streaming.read_body(head)
         await anext(body)
         await whole.send(asking(3000, stream=False))
+        await both_run(url)
         await sigterm()
         said = b"".join([piece async for piece in body])
         assert head.end == "complete" and said.endswith(b"data: [DONE]\n\n")

@@ -49,6 +49,16 @@ def test_the_least_recently_used_goes_first_and_of_one_request_its_end() -> None
     assert pool.evicted_blocks == 3
 
 
+def test_blocks_that_cannot_be_found_go_before_all_that_can() -> None:
+    pool = BlockPool(4)
+    taken = pool.take(2)
+    assert taken is not None
+    pool.give_back(named(pool, [1, 2]))
+    pool.give_back(taken)
+    assert pool.take(2) is not None
+    assert pool.find([1, 2]) == 2 and pool.evicted_blocks == 0
+
+
 def test_use_protects_from_eviction_and_renews() -> None:
     pool = BlockPool(3)
     pool.give_back(named(pool, [1]))

@@ -144,6 +144,14 @@ def test_without_room_the_last_one_starts_again_later_and_all_are_answered() -> 
     assert run.model.pool.used_blocks == 0
 
 
+def test_a_request_waits_until_all_of_its_prompt_has_room() -> None:
+    run = Run(engine_model(capacity_tokens=BLOCK * 10, max_num_batched_tokens=BLOCK))
+    first = run.send(BLOCK * 6, answer_tokens=2)
+    second = run.send(BLOCK * 5, answer_tokens=2)
+    run.out()
+    assert second.tokens[0] > first.tokens[-1] and run.model.facts.preemptions == 0
+
+
 def test_priority_comes_before_arrival_where_the_engine_is_told_so() -> None:
     for by_priority, first in ((True, 2), (False, 1)):
         run = Run(engine_model(max_num_seqs=1, by_priority=by_priority))
