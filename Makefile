@@ -39,6 +39,7 @@ setup-engine:
 
 catalog-snapshot: setup-engine ## write the snapshot of the installed vLLM's flags, variables and metrics
 	@$(BIN)/python scripts/snapshot_vllm.py
+	@$(BIN)/python scripts/snapshot_metrics.py
 
 lock: ## resolve the dependencies anew into requirements/
 	@$(PYTHON) scripts/lock.py
