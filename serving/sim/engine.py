@@ -169,6 +169,15 @@ class SimulatedEngine:
             await asyncio.wait(set(self.generating), timeout=_LAST_WORDS_SECONDS)
         self._die(resets=False)
 
+    async def _fall_silent(self) -> None:
+        self.refuse()
+        for driver in self.drivers:
+            driver.model.is_hung = True
+            driver.wake()
+        if self.generating:
+            await asyncio.wait(set(self.generating))
+        self._die(resets=False)
+
     # Faults
 
     @property
@@ -205,6 +214,8 @@ class SimulatedEngine:
             self._fail_all()
             if self._faults.restart_after_seconds is None:
                 self._after(WATCHDOG_SECONDS, self._die)
+        elif stop == "abort_silently":
+            self._ending = asyncio.get_running_loop().create_task(self._fall_silent())
         else:
             drain_seconds = self.plan.shutdown_seconds if stop == "drain" else 0.0
             self._ending = asyncio.get_running_loop().create_task(self.end(drain_seconds=drain_seconds))

@@ -12,7 +12,7 @@ from serving.catalog.load import nearest
 from serving.catalog.model import Record
 from serving.core.errors import ConfigurationError
 
-Stop = Literal["die", "out_of_memory", "drain", "abort"]
+Stop = Literal["die", "out_of_memory", "drain", "abort", "abort_silently"]
 
 
 class Faults(Record):
@@ -35,7 +35,8 @@ class Faults(Record):
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Of the requests, that the faults from `reset_after_events` on hit."""
     stop: Stop | None = None
-    """die: as kill -9. out_of_memory: running requests fail, new ones get 500, then it dies. drain, abort: as SIGTERM."""
+    """die: as kill -9. out_of_memory: running requests fail, new ones get 500, then it dies. drain, abort: as SIGTERM;
+    abort_silently: as SIGTERM when vLLM forgets its streams, which stay open and say nothing until their clients leave."""
     restart_after_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """After `stop` or `refuse`, come back by itself, healthy and with an empty cache; seconds of the wall clock."""
 

@@ -101,7 +101,7 @@ async def _run(engine_plan: EnginePlan, options: SimOptions) -> int:
         _say_ready(engine_plan, options)
         if await _stopped_or_gone(stopped, engines):
             log.info("the only engine was ordered to stop: %s", engines[0].faults.stop)
-            return 0 if engines[0].faults.stop in ("drain", "abort") else 1
+            return 0 if engines[0].faults.stop in ("drain", "abort", "abort_silently") else 1
         drain_seconds = engine_plan.shutdown_seconds if options.drain_seconds is None else options.drain_seconds
         log.info("stopping; running requests may go on for %g s", drain_seconds)
         # A second signal ends it at once.

@@ -155,6 +155,24 @@ async def test_an_engine_comes_back_by_itself() -> None:
         assert await works(engine)
 
 
+async def test_a_silent_abort_leaves_its_streams_open_until_their_clients_go() -> None:
+    async with simulated_engine(step_seconds=0.01) as engine:
+        async with RawClient(engine.url) as client:
+            await client.send(request_bytes(CHAT, asking(stream=True, max_tokens=500)))
+            body = client.read_body(await client.read_head())
+            await anext(body)
+            await engine.set_faults(Faults(stop="abort_silently"))
+            with pytest.raises(ConnectionRefusedError):
+                await ask(engine.url, "/health")
+            tokens = engine.models[0].facts.generation_tokens
+            await asyncio.sleep(0.1)
+            assert engine.models[0].facts.generation_tokens == tokens and not engine.gone.is_set()
+            assert client.end is None
+        await asyncio.wait_for(engine.gone.wait(), 5.0)
+        await engine.set_faults(Faults())
+        assert await works(engine)
+
+
 async def test_out_of_memory_fails_what_runs_and_what_comes() -> None:
     async with simulated_engine(step_seconds=0.01) as engine:
         async with RawClient(engine.url) as client:
