@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PROFILE ?= smollm2-135m-cpu
 BIN := .venv/bin
-CHECKED := serving tests scripts
+CHECKED := serving tests scripts benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help up check test soak fuzz lint catalog image setup-gateway setup-dev setup-engine setup-clients setup-tools catalog-snapshot lock clean
@@ -55,6 +55,7 @@ setup-tools: ## bring Helm, Prometheus and what builds images into the cache, fo
 
 catalog-snapshot: setup-engine ## write the snapshot of the installed vLLM's flags, variables and metrics
 	@$(BIN)/python scripts/snapshot_vllm.py
+	@$(BIN)/python scripts/snapshot_metrics.py
 
 lock: ## resolve the dependencies anew into requirements/
 	@$(PYTHON) scripts/lock.py

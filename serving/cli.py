@@ -183,6 +183,70 @@ def up(
 
 
 @app.command()
+def sim(
+    profile: Annotated[str, typer.Option(help="Profile of the catalog that has the field `simulation`.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first engine; the others follow it.")] = 8001,
+    count: Annotated[int, typer.Option(min=1, max=2000, help="How many engines.")] = 1,
+    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="Simulated seconds in one of the wall clock's.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all chance in it.")] = 0,
+    lora: Annotated[list[str] | None, typer.Option(help="Name of a LoRA adapter; may be repeated.")] = None,
+    fault: Annotated[list[str] | None, typer.Option(help="A fault, as hang or slow_factor=3; may be repeated.")] = None,
+    faulty: Annotated[str | None, typer.Option(help="Numbers of the engines that have the faults, as 0,2,5-7.")] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option(min=0, help="How long requests may go on after SIGTERM; default: the profile's; 0 aborts.")
+    ] = None,
+    control_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port at which the faults of all engines are read and set.")
+    ] = None,
+    every_metric: Annotated[
+        bool, typer.Option("--every-metric", help="Export the metrics of all of vLLM's options, not only of the profile's.")
+    ] = False,
+    catalog: CatalogOption = None,
+) -> None:
+    """Run simulated engines that answer and behave like vLLM on the profile's hardware, without it."""
+    from serving.settings import catalog_dir
+    from serving.sim.faults import parse_faults
+    from serving.sim.run import SimOptions, parse_numbers, run_sim
+
+    options = SimOptions(
+        profile=profile,
+        catalog_root=catalog or catalog_dir(),
+        host=host,
+        port=port,
+        count=count,
+        speed=speed,
+        seed=seed,
+        adapters=tuple(lora or ()),
+        faults=parse_faults(fault or []),
+        faulty=parse_numbers(faulty) if faulty is not None else None,
+        drain_seconds=drain_seconds,
+        control_port=control_port,
+        every_metric=every_metric,
+    )
+    sys.exit(run_sim(options))
+
+
+@app.command()
+def calibrate(
+    url: Annotated[str, typer.Argument(help="Address of a running engine that serves nobody else, as http://127.0.0.1:8001.")],
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="The engine's own argument of that name.")] = 2048,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often each probe is made.")] = 7,
+    secret: Annotated[str | None, typer.Option(envvar="SERVING_ENGINE_SECRET", help="The engine's secret, if any.")] = None,
+) -> None:
+    """Measure a running engine and print the field `simulation` for its profile."""
+    import yaml
+
+    from serving.sim.calibrate import Probes
+    from serving.sim.calibrate import calibrate as measure
+    from serving.sim.probe import look
+
+    engine = look(url, max_num_batched_tokens=max_num_batched_tokens, secret=secret)
+    found = measure(engine, Probes(rounds=rounds), report=lambda line: print(line, file=sys.stderr, flush=True))
+    print(yaml.safe_dump({"simulation": found.model_dump(exclude_defaults=True)}, sort_keys=False), end="")
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

@@ -160,6 +160,44 @@ class Host(Record):
     """Room of /dev/shm, through which the engine's processes talk; part of the memory."""
 
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Simulation(Record):
+    """How fast an engine of the profile is, for `serving sim`. Rates are those of one engine, whatever accelerators it spans.
+
+    One step of the engine computes the next token of each running request and as many prompt tokens as its budget allows.
+    It takes `step_seconds` + prompt tokens / `prefill_tokens_per_second` + requests x `step_seconds_per_sequence`
+    + tokens of their contexts x `step_seconds_per_context_token`.
+    """
+
+    source: Text
+    """Where the numbers come from: what was measured on which machine, or how they were estimated."""
+    kv_capacity_tokens: Count
+    """Tokens that the KV cache holds; at least the engine's `max-model-len`."""
+    block_tokens: Count = 16
+    """Tokens of a block of the KV cache where `arguments.block-size` says nothing."""
+    prefill_tokens_per_second: Positive
+    step_seconds: Positive
+    """Of a step whatever it computes: reading the weights, launching kernels, scheduling."""
+    step_seconds_per_sequence: NotNegative = 0.0
+    step_seconds_per_context_token: NotNegative = 0.0
+    """For reading the KV cache of the requests that get their next token."""
+    prefill_seconds_per_token_pair: NotNegative = 0.0
+    """For a prompt's attention: each of its new tokens looks back on all tokens before it."""
+    request_seconds: NotNegative = 0.0
+    """Before the scheduler sees a request, and behind it: HTTP, template, tokenizer, the way back."""
+    tokens_per_step: Annotated[float, Field(ge=1, le=16, allow_inf_nan=False)] = 1.0
+    """Mean tokens that a step yields for a request; above 1 with speculative decoding."""
+    jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Standard deviation of a step's time as a share of it."""
+    bytes_per_token: Annotated[int, Field(ge=1, le=8)] = 4
+    """UTF-8 bytes that make a token, since a simulated engine has no tokenizer."""
+    answer_tokens: Count | None = None
+    """Mean length of an answer that ends by itself; left out: all answers are as long as their request allows."""
+
+
 class Profile(Record):
     """How one model runs on one target."""
 
@@ -176,6 +214,8 @@ class Profile(Record):
     environment: dict[VariableName, str] = {}
     memory: Memory
     host: Host
+    simulation: Simulation | None = None
+    """Left out: the profile cannot be simulated."""
 
     @model_validator(mode="after")
     def _no_null(self) -> Profile:

@@ -76,7 +76,18 @@ def test_fastapi_is_known_to_app_and_api_only() -> None:
 
 
 def test_the_server_is_known_to_app_and_api_only() -> None:
-    assert {path for path in importers("uvicorn") if path != "app.py" and not path.startswith("api/")} == set()
+    found = {path for path in importers("uvicorn") if path != "app.py" and not path.startswith("api/")}
+    # A simulated engine is a server of its own, with the one that vLLM has.
+    assert {path for path in found if not path.startswith("sim/")} == set()
+
+
+def test_the_simulator_loads_neither_the_gateway_nor_an_engine() -> None:
+    program = "import json, sys, serving.sim.run; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60)
+    loaded = set(json.loads(done.stdout))
+    assert {name.partition(".")[0] for name in loaded} & {*NEVER_LOADED, "fastapi", "starlette"} == set()
+    rooms = ("routing", "fleet", "tenancy", "pipeline", "api", "app", "engines")
+    assert {name for name in loaded for room in rooms if name.startswith(f"serving.{room}")} == set()
 
 
 def test_the_wires_parser_is_known_to_engines_and_the_server_only() -> None:

@@ -1,4 +1,4 @@
-"""The engine under contract: the scripted one in every run, the real vLLM where tests marked `engine` are run."""
+"""The engine under contract: two doubles of ours in every run, the real vLLM where tests marked `engine` are run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.simulated_engine import simulated_engine
 
 TOKEN_SECONDS = 0.002
 """About as fast as the tiny model on a CPU, so that a long answer is still running when a test hangs up."""
@@ -22,15 +23,20 @@ class AnyEngine:
     model: str
     max_model_len: int
     idle_close_seconds: float = 5.0
+    is_simulated: bool = False
 
 
-@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.engine)])
+@pytest.fixture(params=["scripted", "simulated", pytest.param("real", marks=pytest.mark.engine)])
 async def any_engine(request: pytest.FixtureRequest) -> AsyncIterator[AnyEngine]:
     if request.param == "real":
         real = request.getfixturevalue("real_engine")
         yield AnyEngine(real.url, real.model, real.max_model_len)
         return
     idle = 1.0  # the double's default is vLLM's 5 s; the fast tests need not wait for that
+    if request.param == "simulated":
+        async with simulated_engine(step_seconds=TOKEN_SECONDS, keep_alive_seconds=idle) as simulated:
+            yield AnyEngine(simulated.url, simulated.plan.model, simulated.plan.limits.max_model_len, idle, is_simulated=True)
+        return
     async with ScriptedEngine(default=Script(itl_seconds=TOKEN_SECONDS), idle_close_seconds=idle) as engine:
         yield AnyEngine(engine.url, engine.model, engine.max_model_len, idle)
 

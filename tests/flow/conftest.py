@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from serving.settings import Settings
+from serving.sim.engine import SimulatedEngine
 from tests.doubles.conservation import Expectation, conserved
 from tests.doubles.running_gateway import RunningGateway
+from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.simulated_engine import simulated_engine
 
 GatewayOver = Callable[..., AbstractAsyncContextManager[RunningGateway]]
 
@@ -34,6 +37,25 @@ def gateway_over() -> GatewayOver:
         return conserved(settings_over(engines, **sections), engines, expected)
 
     return start
+
+
+@pytest.fixture
+async def simulated() -> AsyncIterator[SimulatedEngine]:
+    """One simulated engine that serves the model `tiny`."""
+    async with simulated_engine(step_seconds=0.002) as started:
+        yield started
+
+
+@pytest.fixture(params=["scripted", "simulated", pytest.param("real", marks=pytest.mark.engine)])
+def engine_url(request: pytest.FixtureRequest) -> str:
+    """An engine that serves the model `tiny`, of each kind, slow enough that a long answer can be left."""
+    if request.param == "real":
+        return str(request.getfixturevalue("real_engine").url)
+    if request.param == "simulated":
+        return str(request.getfixturevalue("simulated").url)
+    scripted: ScriptedEngine = request.getfixturevalue("engine")
+    scripted.default = Script(itl_seconds=0.002)
+    return scripted.url
 
 
 @pytest.fixture

@@ -1,0 +1,142 @@
+"""`serving sim` as a process: many engines, their control address, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from serving.core.errors import ConfigurationError
+from serving.sim.faults import Faults
+from serving.sim.run import SimOptions, checked, parse_numbers
+from tests.doubles.catalogs import copy_of_catalog
+from tests.engines.processes import free_port, until
+
+PROFILE = "smollm2-135m-cpu"
+ENGINES = 20
+
+
+def ask(url: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ones in a row, as far as can be told."""
+    taken = {connection.laddr.port for connection in psutil.net_connections("tcp") if connection.laddr}
+    while taken & set(range(first := free_port(), first + count)) or first + count > 65_000:
+        pass
+    return first
+
+
+@contextmanager
+def running(*words: str, port: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "serving", "sim", "--profile", PROFILE, "--port", str(port), *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = next((line for line in process.stderr if "SIMULATED" in line), None)
+        assert line is not None, "it ended before it was ready"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def test_one_process_holds_many_engines_that_fail_one_by_one() -> None:
+    port = free_ports(ENGINES + 1)
+    control = f"http://127.0.0.1:{port + ENGINES}"
+    words = ("--count", str(ENGINES), "--control-port", str(port + ENGINES), "--fault", "error_status=500", "--faulty", "1,3-4")
+    with running(*words, port=port) as process:
+        found = ask(f"{control}/sim/engines")
+        assert [entry["engine"] for entry in found if entry["faults"]] == [1, 3, 4] and len(found) == ENGINES
+        body = {"prompt": "a", "max_tokens": 2}
+        assert ask(f"{found[0]['url']}/v1/completions", body)["usage"]["completion_tokens"] == 2
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            ask(f"{found[1]['url']}/v1/completions", body)
+        ask(f"{control}/sim/engines/2/faults", {"refuse": True})
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            ask(f"{found[2]['url']}/health")
+        assert not any(entry["faults"] for entry in ask(f"{control}/sim/faults", {}))
+        assert ask(f"{found[2]['url']}/version")["simulated"] == PROFILE
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_an_idle_process_sleeps() -> None:
+    port = free_ports(ENGINES)
+    with running("--count", str(ENGINES), port=port) as process:
+        watched = psutil.Process(process.pid)
+        before = sum(watched.cpu_times()[:2])
+        with pytest.raises(psutil.TimeoutExpired):
+            watched.wait(1.0)
+        assert sum(watched.cpu_times()[:2]) - before < 0.1
+
+
+@pytest.mark.parametrize(("words", "is_whole"), [((), True), (("--drain-seconds", "0"), False)])
+def test_sigterm_lets_requests_end_or_aborts_them(words: tuple[str, ...], is_whole: bool) -> None:
+    port = free_ports(1)
+    with running(*words, port=port) as process:
+        body = json.dumps({"prompt": "a", "max_tokens": 40, "stream": True, "ignore_eos": True}).encode()
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            first = answer.readline()
+            assert first.startswith(b"data: {")
+            process.send_signal(signal.SIGTERM)
+            try:
+                rest = answer.read()
+            except OSError:
+                rest = b""
+            except Exception as error:  # noqa: BLE001 - http.client.IncompleteRead has no better base
+                rest = getattr(error, "partial", b"")
+        assert (b'"finish_reason":"length"' in rest, b'{"error": ' in rest) == (is_whole, not is_whole)
+        assert until(lambda: process.poll() is not None, "the process ends")
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("stop", "status"), [("die", 1), ("abort", 0)])
+def test_a_process_ends_with_its_only_engine(stop: str, status: int) -> None:
+    port = free_ports(1)
+    with running(port=port) as process:
+        ask(f"http://127.0.0.1:{port}/sim/faults", {"stop": stop})
+        assert process.wait(30) == status
+
+
+def options(root: Path, **more: Any) -> SimOptions:
+    return SimOptions(**{"profile": PROFILE, "catalog_root": copy_of_catalog(root), **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"port": 65_000, "count": 1000}, "--count: 1000 engines"),
+        ({"count": 2, "faulty": (2,), "faults": Faults(hang=True)}, "--faulty: there is no engine 2"),
+        ({"port": 8001, "count": 3, "control_port": 8003}, "--control-port"),
+        ({"profile": "smollm2-135m-cpp"}, "did you mean smollm2-135m-cpu"),
+    ],
+)
+def test_options_that_contradict_each_other(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        checked(options(tmp_path, **more))
+
+
+def test_numbers_of_engines() -> None:
+    assert parse_numbers("0,2, 5-7") == (0, 2, 5, 6, 7)
+    for text in ("a", "1-", "-1", ""):
+        with pytest.raises(ConfigurationError, match="--faulty"):
+            parse_numbers(text)
