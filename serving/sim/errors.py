@@ -88,9 +88,7 @@ def check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:
         raise EngineError(404, message, param="model")
 
 
-def check(
-    body: Mapping[str, Any], *, is_chat: bool, models: Sequence[str], max_model_len: int, limit_name: str = "max_tokens"
-) -> None:
+def check(body: Body, *, is_chat: bool, models: Sequence[str], max_model_len: int, limit_name: str = "max_tokens") -> None:
     """Refuse what vLLM refuses before it looks at the prompt's length. `limit_name`: how it calls the limit of an answer."""
     _check_types(body, is_chat)
     if body.get("stream_options") is not None and not body.get("stream"):
@@ -136,7 +134,7 @@ def asked_tokens(body: Mapping[str, Any]) -> int | None:
     return limit if limit is not None else body.get("max_tokens")
 
 
-def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
+def _check_types(body: Body, is_chat: bool) -> None:
     if "model" in body and not isinstance(body["model"], str | None):
         raise invalid("string_type", "body.model", "Input should be a valid string", shown(body["model"]))
     if is_chat and "messages" not in body:
@@ -146,11 +144,18 @@ def _check_types(body: Mapping[str, Any], is_chat: bool) -> None:
     for index, turn in enumerate(body["messages"] if is_chat else ()):
         if not isinstance(turn, dict):
             raise invalid("dict_type", f"body.messages.{index}", "Input should be a valid dictionary", shown(turn))
+        content = turn.get("content")
+        parts = content if isinstance(content, list) else []
+        if not isinstance(content, str | list | None) or not all(isinstance(part, dict | str) for part in parts):
+            raise invalid("string_type", f"body.messages.{index}.content", "Input should be a valid string", shown(content))
     if not is_chat and not _is_prompt(body.get("prompt")):
         raise invalid("list_type", "body.prompt", "Input should be a valid list", shown(body["prompt"]))
     fields = [*_FIELDS, ("logprobs", bool, *_BOOLEAN) if is_chat else ("logprobs", int, *_INTEGER)]
     for name, kind, problem, message in fields:
         value = body.get(name)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            # As pydantic reads 2.0 where it wants an integer.
+            value = body[name] = int(value)
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
             raise invalid(problem, f"body.{name}", message, shown(value))
 

@@ -151,4 +151,5 @@ async def test_an_engine_that_generates_has_none_of_these_but_tokenize(any_engin
     for path in (EMBEDDINGS, "/v1/rerank", "/v2/rerank", "/v1/score", "/v1/audio/transcriptions"):
         response = await send(any_engine, path, input="hi")
         assert (response.status, response.json) == (404, {"detail": "Not Found"})
-    assert (await send(any_engine, "/tokenize", prompt="hi")).json["tokens"] == [74, 75]
+    tokens = (await send(any_engine, "/tokenize", prompt="hi")).json["tokens"]
+    assert len(tokens) == 2 if any_engine.is_simulated else tokens == [74, 75]
