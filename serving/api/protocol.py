@@ -28,6 +28,8 @@ from serving.core.errors import HeadTooLarge, InvalidRequest, RequestError, Requ
 from serving.core.field_lines import KnownLines
 from serving.core.routes import ROUTES
 
+LAST_CALL_SECONDS = 0.25
+"""When the server stops, a connection without a request stays open this long: one may be on its way already."""
 LINGER_SECONDS = 1.0
 """A refused client may go on sending for this long, unread, so that a reset does not overtake the answer."""
 _SINGLE = (b"host", b"transfer-encoding", b"authorization", b"x-api-key", b"content-type", b"content-encoding")
@@ -128,6 +130,8 @@ class Connection(HttpToolsProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._mid_message = False
         """The parser is inside a request."""
+        self._last_call = False
+        """The server stops: the next request on this connection is its last."""
         self._owed_bytes = 0
         """What is still to come of the body of a request whose head the parser did not see."""
 
@@ -249,6 +253,8 @@ class Connection(HttpToolsProtocol):
             body,
             more_body=self._owed_bytes > 0,
         )
+        if self._last_call:
+            cycle.keep_alive = False
         self._cycles.append(cycle)
         self._start_asgi_task(cycle, self.app)
 
@@ -342,7 +348,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._cycles.append(self.cycle)
         self.cycle.transport = cast(asyncio.Transport, self._outlet)
-        if self._surplus:
+        if self._surplus or self._last_call:
             self.cycle.keep_alive = False
 
     def _watch_flush(self) -> None:
@@ -411,6 +417,18 @@ class Connection(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         if self._idle_timer is None:
             self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._idle_too_long)
+
+    def shutdown(self) -> None:
+        """The server stops. A request that is under way, or comes within a moment, is the last one here."""
+        self._last_call = True
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(LAST_CALL_SECONDS, self._close_unless_busy)
+        else:
+            self.cycle.keep_alive = False
+
+    def _close_unless_busy(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     def _idle_too_long(self) -> None:
         self._idle_timer = None
