@@ -24,8 +24,10 @@ async def test_an_embedding_model_tokenizes_too(pooling_gateway: RunningGateway)
 
 async def _there_and_back(gateway: RunningGateway) -> None:
     answer = (await send(gateway, "/tokenize", prompt="hi")).json
-    assert answer == {"count": 2, "max_model_len": 4096, "tokens": [74, 75], "token_strs": None}
-    assert (await send(gateway, "/detokenize", tokens=answer["tokens"])).json == {"prompt": "hi"}
+    tokens = answer.pop("tokens")
+    assert len(tokens) == 2 and all(isinstance(token, int) for token in tokens)
+    assert answer == {"count": 2, "max_model_len": 4096, "token_strs": None}
+    assert (await send(gateway, "/detokenize", tokens=tokens)).json == {"prompt": "hi"}
     metrics = await gateway.metrics()
     for route in ("tokenize", "detokenize"):
         assert metrics.sum("serving_requests_total", route=route, outcome="ok") == 1
