@@ -45,11 +45,12 @@ async def run(home: Path, *command: str) -> str:
 
 
 async def counted(gateway: RunningGateway) -> dict[str, float]:
-    """Requests that ended well, all requests, and tokens, as the gateway's metrics have them."""
+    """Requests that ended well, all requests, and tokens, as the gateway's metrics have them; a tool may also ask for tokens."""
     metrics = await gateway.metrics()
     tokens = {kind: metrics.sum("serving_tokens_total", kind=kind) for kind in ("prompt", "output")}
-    ok, whole = metrics.sum("serving_requests_total", outcome="ok"), metrics.sum("serving_requests_total")
-    return {"ok": ok, "requests": whole, **tokens}
+    routes = ("chat_completions", "completions")
+    ok = sum(metrics.sum("serving_requests_total", route=route, outcome="ok") for route in routes)
+    return {"ok": ok, "requests": sum(metrics.sum("serving_requests_total", route=route) for route in routes), **tokens}
 
 
 async def test_guidellm(tmp_path: Path, gateway: RunningGateway) -> None:
