@@ -189,9 +189,9 @@ def bearer(authorization: bytes | None) -> str | None:
     if authorization is None:
         return None
     scheme, _, credential = authorization.partition(b" ")
-    if scheme.lower() != b"bearer" or not credential.strip():
+    if scheme != b"Bearer" and scheme.lower() != b"bearer":
         return None
-    return credential.strip().decode("utf-8", "surrogateescape")
+    return credential.strip().decode("utf-8", "surrogateescape") or None
 
 
 class Visit:
@@ -321,7 +321,10 @@ class Body:
 
     def _check_head(self) -> None:
         self._check_length()
-        kind = self._headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+        kind = self._headers.get(b"content-type", b"application/json")
+        if kind == b"application/json":
+            return
+        kind = kind.partition(b";")[0].strip().lower()
         if kind != b"application/json" and not kind.endswith(b"+json"):
             raise UnsupportedMedia("The header Content-Type must be application/json.")
 

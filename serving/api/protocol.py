@@ -256,7 +256,9 @@ class Connection(HttpToolsProtocol):
         if self._last_call:
             cycle.keep_alive = False
         self._cycles.append(cycle)
-        self._start_asgi_task(cycle, self.app)
+        task = self.loop.create_task(cycle.run_asgi(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def _owed(self, data: bytes) -> bytes:
         """Bytes of such a request's body; returns what is behind them."""

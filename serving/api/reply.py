@@ -163,7 +163,8 @@ class SplicedReply(Reply):
     async def send(self, data: bytes, *, last: bool) -> None:
         cycle = self._cycle
         self.ended = self.ended or last
-        await self._room()
+        if self._flow.write_paused:
+            await self._room()
         if cycle.disconnected or cycle.response_complete:
             return
         self._before_last, self._last = self._last, data
@@ -190,7 +191,7 @@ class SplicedReply(Reply):
 
     async def _room(self) -> None:
         """Wait until the client's buffer has room."""
-        if self._flow.write_paused and not self._cycle.disconnected:
+        if not self._cycle.disconnected:
             self.blocked_since = monotonic()
             await self._flow.drain()
             self.blocked_since = 0.0

@@ -126,7 +126,12 @@ class RequestLog:
         self._writer = writer
 
     def settle(self, ctx: RequestContext, ended: float, written: str) -> None:
-        self._writer.write(_rendered(request_line(ctx, ended, written)))
+        line = request_line(ctx, ended, written)
+        try:
+            rendered = orjson.dumps(line)
+        except TypeError:
+            rendered = _rendered(line)
+        self._writer.write(rendered)
 
 
 def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, Any]:
