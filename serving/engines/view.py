@@ -153,7 +153,7 @@ class AnswerView:
 
 
 class WholeView:
-    """The view of an answer that is not a stream and came whole: a small one is simply parsed."""
+    """The view of an answer that is not a stream and came whole, or of a usage told beside it: a small one is simply parsed."""
 
     __slots__ = ("_body", "_dialect")
 
@@ -251,12 +251,6 @@ def _last_usage(tail: bytes, dialect: Dialect) -> object:
     return None
 
 
-class ToldView(WholeView):
-    """The view of an answer whose usage the engine told beside its body, as JSON."""
-
-    __slots__ = ()
-
-
 class BeginningView(AnswerView):
     """The view of an answer that is not a stream and whose usage stands in its first bytes."""
 
@@ -284,14 +278,14 @@ class BeginningView(AnswerView):
 def view_of(dialect: Dialect, *, is_stream: bool, told: bytes = b"") -> AnswerView | WholeView:
     """The view of an answer that comes in pieces. `told`: its usage, where the engine told it beside the body."""
     if told:
-        return ToldView(dialect, told)
+        return WholeView(dialect, told)
     return BeginningView(dialect) if dialect.usage_first and not is_stream else AnswerView(dialect, is_stream=is_stream)
 
 
 def view_of_whole(dialect: Dialect, body: bytes, *, told: bytes = b"") -> AnswerView | WholeView:
     """The view of an answer that is not a stream and is all here."""
     if told:
-        return ToldView(dialect, told)
+        return WholeView(dialect, told)
     if not dialect.usage_first:
         return WholeView(dialect, body)
     view = BeginningView(dialect)

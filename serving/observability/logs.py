@@ -109,6 +109,11 @@ def _message(record: logging.LogRecord) -> str:
 
 def _rendered(line: dict[str, Any]) -> bytes:
     try:
+        # Nearly all lines; the options cost half as much again.
+        return orjson.dumps(line)
+    except TypeError:
+        pass
+    try:
         return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS)
     except (TypeError, ValueError):
         # Lone surrogates and numbers beyond 64 bits: the slower library escapes them.
@@ -126,12 +131,7 @@ class RequestLog:
         self._writer = writer
 
     def settle(self, ctx: RequestContext, ended: float, written: str) -> None:
-        line = request_line(ctx, ended, written)
-        try:
-            rendered = orjson.dumps(line)
-        except TypeError:
-            rendered = _rendered(line)
-        self._writer.write(rendered)
+        self._writer.write(_rendered(request_line(ctx, ended, written)))
 
 
 def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 import uuid
@@ -26,14 +25,6 @@ def until(condition: Callable[[], T], what: str) -> T:
         assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:.0f} s: {what}"
         time.sleep(0.02)
     return value
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
 
 
 class Marked:

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from serving.engines.supervise import Backoff
-from tests.engines.processes import DEADLINE_SECONDS, Marked, free_port, marked, until
+from tests.doubles.real_engine import free_port
+from tests.engines.processes import DEADLINE_SECONDS, Marked, marked, until
 
 FAKE_UP = Path(__file__).with_name("programs") / "fake_up.py"
 READY = "All ready."

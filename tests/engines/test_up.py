@@ -20,7 +20,7 @@ from serving.engines import up
 from serving.engines.kept import Program, rotate_log
 from serving.engines.supervise import StopSignals
 from serving.settings import catalog_dir
-from tests.engines.processes import free_port
+from tests.doubles.real_engine import free_port
 
 KEY = "sk-very-secret"
 Planned = Callable[[up.UpOptions], tuple[Program, Program, dict[str, Any]]]

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from tests.doubles.raw_client import HangUp, RawClient, ask, request_bytes
-from tests.engines.processes import Marked, free_port, marked
+from tests.doubles.real_engine import free_port
+from tests.engines.processes import Marked, marked
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -20,7 +20,8 @@ from serving.core.errors import ConfigurationError
 from serving.sim.faults import Faults
 from serving.sim.run import SimOptions, checked, parse_numbers
 from tests.doubles.catalogs import copy_of_catalog
-from tests.engines.processes import free_port, until
+from tests.doubles.real_engine import free_port
+from tests.engines.processes import until
 
 PROFILE = "smollm2-135m-cpu"
 ENGINES = 20
