@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.core.clock import monotonic
+from serving.engines.relay import PROBE_BODY_BYTES
 from serving.fleet.engine_load import NAMES, EngineLoad, read_load
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.sim.rates import Rates
@@ -163,6 +165,14 @@ def test_it_reads_what_the_reference_parser_reads(samples: list[tuple[bytes, flo
             assert len(values) < ranks or not values
         else:
             assert getattr(load, figure) == (sum(values) if values and len(values) == ranks else None)
+
+
+@pytest.mark.parametrize("line", [NAMES[0] + b"x", NAMES[0] + b"{} 1", NAMES[0]])
+def test_a_page_of_one_name_is_no_engine_and_costs_little(line: bytes) -> None:
+    text = b"\n".join([line] * (PROBE_BODY_BYTES // len(line)))
+    before = time.process_time()
+    assert read_load(text, 0.0) is None
+    assert time.process_time() - before < 1.0  # a few milliseconds
 
 
 async def test_a_simulated_engine_with_every_metric_is_read() -> None:

@@ -159,6 +159,9 @@ async def converges(taken: list[tuple[str, int, bool, bool, str, float]]) -> Non
                 cluster.tell("MODIFIED", cluster.write(number, ready=number != 2, leaving=False))
                 await asyncio.sleep(0.1)
                 assert found() == cluster.usable()
+            cluster.tell("DELETED", cluster.pods.pop(1))
+            await asyncio.sleep(0.1)
+            assert found() == cluster.usable()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
