@@ -18,7 +18,7 @@ from serving.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py")
-SECTIONS = ("server", "limits", "relay", "probe", "discovery", "auth", "logging", "tracing")
+SECTIONS = ("server", "limits", "relay", "probe", "discovery", "kubernetes", "engine_load", "auth", "logging", "tracing")
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
     "ServerSettings": (
@@ -27,6 +27,7 @@ OF_THE_CHART = {
     ),
     "RelaySettings": ("engine_secret", "engine_secret_file", "engine_ca", "engine_client_certificate", "engine_client_key"),
     "TracingSettings": ("headers", "ca"),
+    "KubernetesSettings": ("api_url", "token_file", "ca"),
     "AuthSettings": ("api_key", "cache_secret"),
 }
 """Fields that the chart sets by itself, or that are secrets or files, which values cannot bring."""

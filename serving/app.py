@@ -29,11 +29,15 @@ from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
 from serving.core.outcomes import AttemptResult
+from serving.engines.api_server import ApiServer
 from serving.engines.exchange import WireError
 from serving.engines.machine import require_free_port
 from serving.engines.relay import Relay
 from serving.fleet.dns import Discovery
+from serving.fleet.kubernetes import Follower, KubernetesDiscovery
+from serving.fleet.load import LoadReader
 from serving.fleet.probe import Probe, ProbeFailed
+from serving.fleet.report import FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
@@ -41,7 +45,7 @@ from serving.pipeline import Pipeline
 from serving.routing.choose import Chooser
 from serving.routing.models import public_models
 from serving.routing.retries import RetryBudget
-from serving.settings import LimitSettings, Settings, TracingSettings
+from serving.settings import LimitSettings, Settings, TracingSettings, kubernetes_access, own_namespace
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
@@ -70,6 +74,10 @@ class Gateway:
             settings.discovery,
             changed=self._forget_departed,
             failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
+        )
+        self.kubernetes = self._kubernetes_discovery()
+        self.load_reader = LoadReader(
+            self.fleet, self._get, settings.engine_load, failed=lambda pool: self.metrics.load_failures.add((pool,))
         )
         self.admission = Admission(settings.limits)
         self.chooser = Chooser()
@@ -100,12 +108,15 @@ class Gateway:
             fleet=self.fleet,
             identities=identities,
             metrics=None if own_address else self.metrics,
+            report=None if own_address else self._report,
             draining=lambda: self.draining,
             published=settings if settings.server.openapi else None,
         )
         api.router.lifespan_context = self._lifespan
         self.operator_api = Named(
-            create_operator_api(models=models, fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
+            create_operator_api(
+                models=models, fleet=self.fleet, metrics=self.metrics, report=self._report, draining=lambda: self.draining
+            )
         )
         self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
@@ -118,6 +129,26 @@ class Gateway:
             return await self.relay.get(url, path, timeout_seconds=timeout_seconds)
         except WireError as error:
             raise ProbeFailed(str(error)) from None
+
+    def _kubernetes_discovery(self) -> KubernetesDiscovery | None:
+        pools = [(pool, pool.kubernetes) for pool in self.settings.pools if pool.kubernetes is not None]
+        if not pools:
+            return None
+        settings = kubernetes_access(self.settings.kubernetes)
+        server = ApiServer(settings)
+        return KubernetesDiscovery(
+            [Follower(pool, source.namespace or own_namespace(pool), server, settings) for pool, source in pools],
+            self.fleet,
+            self.probe,
+            settings,
+            changed=self._forget_departed,
+            failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
+        )
+
+    def _report(self) -> FleetReport:
+        pools = {(e.pool, e.model, e.target): None for e in self.settings.endpoints}
+        pools |= {(pool.name, pool.model, pool.target): None for pool in self.settings.pools}
+        return fleet_report(self.fleet, list(pools), self.chooser.in_flight)
 
     def _gauges(self) -> None:
         metrics = self.metrics
@@ -134,10 +165,21 @@ class Gateway:
             )
         )
         metrics.watch_pools(self._ready_by_pool)
+        metrics.watch_loads(self._loads)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
+        for name in {*(e.pool for e in self.settings.endpoints), *(p.name for p in self.settings.pools)}:
+            metrics.load_failures.add((name,), 0)
         for endpoint in self.settings.endpoints:
             self._count_from_zero(endpoint.pool, endpoint.name)
+
+    def _loads(self, figure: str) -> Iterable[tuple[tuple[str, ...], float]]:
+        """A figure of each endpoint whose engine told it lately."""
+        for status in self.fleet.snapshot.statuses.values():
+            e, load = status.endpoint, self.fleet.load(status.endpoint.name)
+            value = getattr(load, figure) if load is not None else None
+            if value is not None:
+                yield (e.model, e.pool, e.target, e.name), value
 
     def _ready_by_pool(self) -> Iterable[tuple[tuple[str, str], float]]:
         counts = {(e.model, e.pool): 0 for e in self.settings.endpoints} | {(p.model, p.name): 0 for p in self.settings.pools}
@@ -163,7 +205,8 @@ class Gateway:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self.tracing is not None:
             self.tracing.start()
-        async with self.relay, self.probe, self.discovery:
+        kubernetes = self.kubernetes or contextlib.nullcontext()
+        async with self.relay, self.probe, self.discovery, kubernetes, self.load_reader:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield

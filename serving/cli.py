@@ -11,6 +11,7 @@ import typer
 
 from serving import __version__
 from serving.core.errors import ConfigurationError
+from serving.fleet_command import fleet
 
 if TYPE_CHECKING:
     from serving.catalog.model import Catalog, Record
@@ -244,6 +245,9 @@ def calibrate(
     engine = look(url, max_num_batched_tokens=max_num_batched_tokens, secret=secret)
     found = measure(engine, Probes(rounds=rounds), report=lambda line: print(line, file=sys.stderr, flush=True))
     print(yaml.safe_dump({"simulation": found.model_dump(exclude_defaults=True)}, sort_keys=False), end="")
+
+
+app.command()(fleet)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
+from serving.fleet_settings import SERVICE_ACCOUNT, KubernetesPoolSettings, KubernetesSettings, LoadSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models
 from serving.strict_yaml import read_yaml
 
@@ -363,18 +364,30 @@ class EndpointSettings(_Section):
 
 
 class PoolSettings(_Section):
-    """A pool whose engines come and go: each address of a DNS name is one, as behind a headless Service of Kubernetes."""
+    """A pool whose engines come and go: the addresses of a DNS name, or what Kubernetes says. One of the two."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
     model: Annotated[str, Field(min_length=1, max_length=256)]
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
-    host: Annotated[Host, Field(min_length=1)]
-    port: Annotated[int, Field(ge=1, le=65535)]
+    host: Annotated[Host, Field(min_length=1)] | None = None
+    """A DNS name; each of its addresses is an engine, at `port`."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    kubernetes: KubernetesPoolSettings | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PoolSettings:
+        if (self.host is None) == (self.kubernetes is None):
+            raise ValueError("give exactly one source of engines: host with port, or kubernetes")
+        if self.host is not None and self.port is None:
+            raise ValueError("port: is missing; it is where the engines behind the host listen")
+        if self.kubernetes is not None and self.port is not None:
+            raise ValueError("port: belongs to host; with kubernetes it is kubernetes.port")
+        return self
 
 
 class DiscoverySettings(_Section):
-    """How the addresses of `pools` are looked up."""
+    """How the addresses of `pools` with a host are looked up."""
 
     period_seconds: Seconds = 2.0
     timeout_seconds: Seconds = 5.0
@@ -431,6 +444,8 @@ class Settings(BaseSettings):
     provider_listing: ProviderListingSettings = ProviderListingSettings()
     pools: tuple[PoolSettings, ...] = ()
     discovery: DiscoverySettings = DiscoverySettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    engine_load: LoadSettings = LoadSettings()
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -529,6 +544,38 @@ def engine_secrets() -> tuple[str, ...]:
         return () if value is None else tuple(_secret_lines(os.fsencode(value)))
     except ValueError as error:
         raise ConfigurationError(f"environment: {name}: {error}") from None
+
+
+def kubernetes_access(settings: KubernetesSettings) -> KubernetesSettings:
+    """The same settings with the server, token and authority of the cluster in which this process runs, where they name none.
+
+    Raises:
+        ConfigurationError: there is no such cluster
+    """
+    if settings.api_url is not None:
+        return settings
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port:
+        raise ConfigurationError(
+            "kubernetes.api_url: is not set, and this process is in no cluster (KUBERNETES_SERVICE_HOST and _PORT are not there)"
+        )
+    shown = f"[{host}]" if ":" in host else host
+    found = {
+        "api_url": f"https://{shown}:{port}",
+        "token_file": settings.token_file or SERVICE_ACCOUNT / "token",
+        "ca": settings.ca or SERVICE_ACCOUNT / "ca.crt",
+    }
+    return settings.model_copy(update=found)
+
+
+def own_namespace(pool: PoolSettings) -> str:
+    """The namespace of this process's pod, for a pool that names none. Raises: ConfigurationError."""
+    try:
+        return (SERVICE_ACCOUNT / "namespace").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        raise ConfigurationError(
+            f"pools: {pool.name}: kubernetes.namespace: is not set, and {SERVICE_ACCOUNT}/namespace cannot be read"
+        ) from None
 
 
 def cache_dir() -> Path:

@@ -184,5 +184,11 @@ OWN_ROUTES: Mapping[str, OwnRoute] = {
     "/metrics": OwnRoute(
         name="metrics", summary="Metrics in Prometheus's text format.", tag="operation", answer={"text/plain": {"schema": _TEXT}}
     ),
+    "/fleet": OwnRoute(
+        name="fleet",
+        summary="Pools and endpoints: state, load, requests under way. null is unknown.",
+        tag="operation",
+        answer=_json(_object(pools=_list({"type": "object"}))),
+    ),
     "/openapi.json": OwnRoute(name="openapi", summary="This document.", tag="operation", answer=_json({"type": "object"})),
 }

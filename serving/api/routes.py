@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -16,6 +17,7 @@ from serving.api.listing import add_provider_listing
 from serving.api.models import add_models
 from serving.api.openapi import document
 from serving.core.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestError
+from serving.fleet.report import FleetReport
 from serving.fleet.store import Fleet
 from serving.model_settings import ProviderListingSettings
 from serving.observability.metrics import Metrics
@@ -31,10 +33,11 @@ def create_api(
     fleet: Fleet,
     identities: Identities,
     metrics: Metrics | None,
+    report: Callable[[], FleetReport] | None,
     draining: Callable[[], bool],
     published: Settings | None,
 ) -> FastAPI:
-    """The FastAPI application behind the hot path; without `metrics`, they are served elsewhere.
+    """The FastAPI application behind the hot path; without `metrics` and `report`, they are served elsewhere.
 
     With `published`, it tells the OpenAPI document of a gateway with these settings.
     """
@@ -42,6 +45,8 @@ def create_api(
     _add_probes(api, models, fleet, draining)
     if metrics is not None:
         _add_metrics(api, metrics)
+    if report is not None:
+        _add_fleet(api, report)
 
     def identify(request: Request) -> None:
         authorization, key = request.headers.get("authorization"), request.headers.get("x-api-key")
@@ -55,12 +60,18 @@ def create_api(
 
 
 def create_operator_api(
-    *, models: Mapping[str, PublicModel], fleet: Fleet, metrics: Metrics, draining: Callable[[], bool]
+    *,
+    models: Mapping[str, PublicModel],
+    fleet: Fleet,
+    metrics: Metrics,
+    report: Callable[[], FleetReport],
+    draining: Callable[[], bool],
 ) -> FastAPI:
     """What operators see at an address of their own."""
     api = _bare_api()
     _add_probes(api, models, fleet, draining)
     _add_metrics(api, metrics)
+    _add_fleet(api, report)
     return api
 
 
@@ -88,6 +99,14 @@ def _add_metrics(api: FastAPI, metrics: Metrics) -> None:
     async def scrape() -> Response:
         text, content_type = metrics.exposition()
         return Response(text, media_type=content_type)
+
+
+def _add_fleet(api: FastAPI, report: Callable[[], FleetReport]) -> None:
+    """What `serving fleet` shows; like the metrics, for whoever reaches the address."""
+
+    @api.api_route("/fleet", methods=["GET", "HEAD"])
+    async def fleet_report() -> Response:
+        return Response(orjson.dumps(asdict(report())), media_type="application/json")
 
 
 def _add_document(api: FastAPI, settings: Settings) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from serving.core.clock import monotonic
 from serving.core.routes import Task
+from serving.fleet.engine_load import EngineLoad
 
 
 class EndpointState(StrEnum):
@@ -29,6 +31,20 @@ class Endpoint:
     target: str
     tasks: tuple[Task, ...] = ("generate",)
     """The same for all endpoints of a model."""
+    pod: str = ""
+    """The pod's name and uid, where Kubernetes tells them. An address that another pod takes over is another endpoint."""
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """An engine that discovery knows and that gets no new requests, since its pod is not ready or on its way out."""
+
+    name: str
+    pool: str
+    model: str
+    pod: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,11 @@ class Fleet:
         self._statuses = {endpoint.name: EndpointStatus(endpoint) for endpoint in endpoints}
         self.departed: deque[str] = deque(maxlen=DEPARTED)
         """The names that left last."""
+        self.withheld: Mapping[str, tuple[Withheld, ...]] = {}
+        """By pool; for operators to see."""
+        self.loads: Mapping[str, EngineLoad] = MappingProxyType({})
+        """By endpoint name: what each engine said last of itself, however long ago; see `load`."""
+        self.load_stale_seconds = 10.0
         self.snapshot = self._freeze()
 
     def replace(self, pool: str, endpoints: Iterable[Endpoint]) -> bool:
@@ -98,11 +119,31 @@ class Fleet:
         for name in present.keys() - wanted.keys():
             del self._statuses[name]
             self.departed.append(name)
+        # What another engine said at the same address is not this one's.
+        gone = {name for name, endpoint in present.items() if wanted.get(name) != endpoint}
+        self.loads = MappingProxyType({name: load for name, load in self.loads.items() if name not in gone})
         for name, endpoint in wanted.items():
             if present.get(name) != endpoint:
                 self._statuses[name] = EndpointStatus(endpoint)
         self.snapshot = self._freeze()
         return True
+
+    def load(self, name: str) -> EngineLoad | None:
+        """What an engine said of itself; None when that is unknown, or too old to mean anything."""
+        load = self.loads.get(name)
+        return load if load is not None and monotonic() - load.read_at <= self.load_stale_seconds else None
+
+    def record_load(self, endpoint: Endpoint, load: EngineLoad) -> None:
+        """Note what an engine said of itself; one that has left the fleet is forgotten, as are the loads of others that have."""
+        kept = {name: known for name, known in self.loads.items() if name in self._statuses}
+        status = self._statuses.get(endpoint.name)
+        if status is not None and status.endpoint == endpoint:
+            kept[endpoint.name] = load
+        self.loads = MappingProxyType(kept)
+
+    def withhold(self, pool: str, engines: Iterable[Withheld]) -> None:
+        """Note which engines of a pool discovery knows besides its endpoints."""
+        self.withheld = {**self.withheld, pool: tuple(engines)}
 
     def record(self, name: str, state: EndpointState, reason: str) -> bool:
         """Note how an endpoint is. Returns whether its state changed; one that has left the fleet has none."""

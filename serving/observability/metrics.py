@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -20,6 +21,14 @@ from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 TTFT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 INTER_CHUNK_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
 REQUEST_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+
+ENGINE_LOADS = (
+    ("serving_engine_running_requests", "Requests that an engine says it runs, over all of its ranks.", "running"),
+    ("serving_engine_waiting_requests", "Requests that an engine says wait in it, over all of its ranks.", "waiting"),
+    ("serving_engine_kv_cache_usage_ratio", "Used share of an engine's KV cache, the mean of its ranks.", "kv_cache_usage"),
+)
+"""Name and documentation of each series, and the figure of `EngineLoad` that it shows."""
 
 
 class BucketHistogram(Collector):
@@ -171,6 +180,11 @@ class Metrics:
         self.discovery_failures = BulkCounter(
             "serving_discovery_failures", "Look-ups of a pool's addresses that failed; the last known ones are kept.", ("pool",)
         )
+        self.load_failures = BulkCounter(
+            "serving_engine_load_failures",
+            "Reads of an engine's own metrics that failed; what it said last grows stale and is then unknown.",
+            ("pool",),
+        )
         self.audio_seconds = BulkCounter(
             "serving_audio_seconds", "Seconds of sound in transcriptions whose engines tell no tokens.", ("model", "pool")
         )
@@ -208,6 +222,7 @@ class Metrics:
             REQUEST_SECONDS,
         )
         registry.register(self.discovery_failures)
+        registry.register(self.load_failures)
         counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
         tokens = (self.other_models, self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
         for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
@@ -258,6 +273,12 @@ class Metrics:
                 read,
             )
         )
+
+    def watch_loads(self, read: Callable[[str], Iterable[tuple[Sequence[str], float]]]) -> None:
+        """Export what engines say of themselves; `read` takes the name of a figure. What is unknown has no series."""
+        for name, documentation, figure in ENGINE_LOADS:
+            labels = ("model", "pool", "target", "endpoint")
+            self.registry.register(GaugeOnScrape(name, documentation, labels, partial(read, figure)))
 
     def watch_pools(self, read: ReadRows) -> None:
         """Export how many endpoints of each model and pool are ready."""

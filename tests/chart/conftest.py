@@ -141,6 +141,8 @@ VALUES: dict[str, dict[str, Any]] = {
             }
         ]
     },
+    "names": {"gateway": {"discovery": "dns"}},
+    "rights from elsewhere": {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "mine"}},
     "gateway settings": {
         "gateway": {
             "replicas": 3,

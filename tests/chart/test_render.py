@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from serving.fleet.kubernetes import _resource
+from serving.fleet_settings import KubernetesPoolSettings
+from serving.settings import Settings
 from tests.chart.conftest import EVERYTHING_ON, MIXED_POOLS, VALUES
 from tests.doubles.tools import CHART, Helm, Refused, container, only, rendered_profile
 
@@ -54,6 +58,9 @@ def test_both_helms_render_the_same(mixed_chart: Path, values: dict[str, Any]) -
         ({"gateway": {"settings": {"limits": {"in_flight": "many"}}}}, "gateway.settings.limits.in_flight", "integer"),
         ({"gateway": {"settings": {"server": {"port": 1}}}}, "gateway.settings.server", "port"),
         ({"gateway": {"settings": {"auth": {"api_key": "secret"}}}}, "gateway.settings.auth", "api_key"),
+        ({"gateway": {"discovery": "consul"}}, "gateway.discovery", "kubernetes"),
+        ({"gateway": {"settings": {"kubernetes": {"api_url": "x"}}}}, "gateway.settings.kubernetes", "api_url"),
+        ({"rbac": {"create": "yes"}}, "rbac.create", "boolean"),
         ({"pools": [{**POOL, "acelerator": 1}]}, "pools.0", "acelerator"),
         ({"pools": [{**POOL, "replicas": "1"}]}, "pools.0.replicas", "integer"),
         ({"pools": [{**POOL, "name": "Cpu"}]}, "pools.0.name", "pattern"),
@@ -221,6 +228,61 @@ def test_secrets_are_named_and_never_shown(helm_4: Helm) -> None:
         assert pod["imagePullSecrets"] == [{"name": "pull"}]
         for volume in pod.get("volumes", []):
             assert volume["name"] != "secret" or volume["secret"]["secretName"] == "mine"
+
+
+RIGHTS = ("Role", "RoleBinding")
+TOKEN_PLACE = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def gateway_settings(objects: list[dict[str, Any]]) -> Settings:
+    text = only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"]
+    settings = yaml.safe_load(text)
+    del settings["relay"]["engine_secret_file"]  # a file of the pod
+    return Settings.model_validate(settings)
+
+
+def test_gateways_may_ask_for_engines_and_for_nothing_else(helm: Helm, mixed_chart: Path) -> None:
+    objects = helm.template({"pools": MIXED_POOLS}, chart=mixed_chart)
+    role, binding = only(objects, "Role", "-gateway"), only(objects, "RoleBinding", "-gateway")
+    assert role["rules"] == [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    pod = only(objects, "Deployment", "-gateway")["spec"]["template"]["spec"]
+    (subject,) = binding["subjects"]
+    assert (subject["name"], subject["namespace"]) == (pod["serviceAccountName"], role["metadata"]["namespace"])
+    assert not [each for each in objects if each["kind"].startswith("ClusterRole")]
+    settings = gateway_settings(objects)
+    services = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Service"}
+    for pool in settings.pools:
+        assert pool.host is None and pool.kubernetes is not None and pool.kubernetes.service is not None
+        service = services[pool.kubernetes.service]
+        assert service["metadata"]["namespace"] == pool.kubernetes.namespace
+        assert pool.kubernetes.port in {port["name"] for port in service["spec"]["ports"]}
+    path, _ = _resource(KubernetesPoolSettings(service="x"), "ns")
+    assert path == "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices", "what the role is for"
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_a_token_is_where_it_is_needed_and_nowhere_else(helm_4: Helm, mixed_chart: Path, values: dict[str, Any]) -> None:
+    objects = helm_4.template(values, chart=mixed_chart)
+    asks = any(pool.kubernetes is not None for pool in gateway_settings(objects).pools)
+    for workload in (each for each in objects if each["kind"] in WORKLOADS):
+        pod = workload["spec"]["template"]["spec"] if workload["kind"] == "Deployment" else workload["spec"]
+        projected = [volume for volume in pod.get("volumes", []) if "projected" in volume]
+        mounts = [m for each in pod["containers"] for m in each.get("volumeMounts", []) if m["mountPath"] == TOKEN_PLACE]
+        wanted = int(asks and workload["metadata"]["name"].endswith("-gateway"))
+        assert (len(projected), len(mounts)) == (wanted, wanted), workload["metadata"]["name"]
+        for volume in projected:
+            token, authority = volume["projected"]["sources"]
+            assert token["serviceAccountToken"]["path"] == "token"
+            assert authority["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert bool([each for each in objects if each["kind"] in RIGHTS]) == (asks and values.get("rbac", {}).get("create", True))
+
+
+def test_names_need_no_rights(helm: Helm) -> None:
+    objects = helm.template({"gateway": {"discovery": "dns"}})
+    assert not [each for each in objects if each["kind"] in RIGHTS]
+    (pool,) = gateway_settings(objects).pools
+    assert (pool.host, pool.port, pool.kubernetes) == ("x-serving-cpu.default.svc", 8000, None)
 
 
 def test_without_the_switch_nothing_of_the_operator_is_rendered(helm: Helm) -> None:

@@ -82,6 +82,17 @@ def _wheels() -> Path:
     return folder
 
 
+def _place(root: Path, inside: str) -> Path:
+    """Where a path of the image is here: an absolute link of the image, as that from /var/run to /run, begins at its root."""
+    place = root
+    for part in Path(inside).parts[1:]:
+        place = place / part
+        if place.is_symlink():
+            target = place.readlink()
+            place = root / target.relative_to("/") if target.is_absolute() else place.parent / target
+    return place
+
+
 def start(
     root: Path,
     configuration: Mapping[str, Any],
@@ -93,11 +104,12 @@ def start(
 
     The command ends with the process; network and process ids are the machine's.
     """
-    for inside in volumes:
-        (root / inside.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    places = {_place(root, inside): outside for inside, outside in volumes.items()}
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
     mounts = [f"mount --bind {root} {root}"]
-    mounts += [f"mount --bind {outside} {root}{inside}" for inside, outside in volumes.items()]
-    mounts += [f"mount -o remount,bind,ro {root}{inside}" for inside in ("", *volumes)]
+    mounts += [f"mount --bind {outside} {place}" for place, outside in places.items()]
+    mounts += [f"mount -o remount,bind,ro {place}" for place in (root, *places)]
     words = [*configuration["Entrypoint"], *arguments]
     given = [*configuration["Env"], *(f"{name}={value}" for name, value in environment.items())]
     exec_line = ["chroot", f"--userspec={configuration['User']}", "--groups=", str(root), "/usr/bin/env", "-i", *given, *words]
