@@ -75,6 +75,8 @@ SERVED_MODEL_HEADER = b"x-served-model"
 """Names the model that answered, where the client called it something else."""
 _HEADER_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
 """Of the visible ASCII characters all but the sign that escapes the others."""
+MOST_ATTEMPTS = 3
+"""Of one request at one model, with those at connections that had ended already."""
 PUBLISH_SECONDS = 0.02
 PUBLISH_REQUESTS = 200
 """How long, and how many, ended requests wait to be published; the most that are then a burst of about 3 ms."""
@@ -250,7 +252,7 @@ class Pipeline:
         repeatable = is_repeatable(ctx)
         error: RequestError | None = None
         tried: set[str] = set()
-        again = False
+        again = stale = False
         endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
         while endpoint is not None:
             tried.add(endpoint.name)
@@ -275,7 +277,9 @@ class Pipeline:
                 endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
-            most = max(limit, 2) if again else limit
+            stale = stale or again
+            # A connection that had ended already was no try of an engine; of those that follow it one is free.
+            most = max(limit, min(limit + 1, MOST_ATTEMPTS)) if stale else limit
             if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(

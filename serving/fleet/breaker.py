@@ -73,12 +73,11 @@ class Breaker:
         if self.state is BreakerState.CLOSED:
             self.faults = max(0.0, self.faults - SHARED)
 
-    def open(self, now: float) -> None:
+    def open(self, now: float, *, grows: bool = True) -> None:
         """Leave the endpoint out, from now on and for a time that grows as long as it does not do well in between."""
-        settings = self._settings
         healthy_seconds = now - self._closed_at
         if math.isfinite(healthy_seconds):
-            self.level = max(0, self.level + 1 - int(healthy_seconds / settings.recovery_seconds))
+            self.level = max(0, self.level + grows - int(healthy_seconds / self._settings.recovery_seconds))
         self._out(now)
 
     def _out(self, now: float) -> None:

@@ -69,7 +69,8 @@ class Health:
         """The engine said that it takes nothing any more: that is known, and needs no counting."""
         breaker = self._breaker(endpoint)
         if breaker is not None and breaker.state is BreakerState.CLOSED:
-            breaker.open(self.clock())
+            # To be stopped is no relapse.
+            breaker.open(self.clock(), grows=False)
             self._is_out(endpoint, breaker, Fault.DRAINING)
 
     def retain(self, endpoints: Collection[Endpoint]) -> None:

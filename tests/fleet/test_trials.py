@@ -269,6 +269,10 @@ async def test_one_that_drains_is_out_at_once() -> None:
         await asyncio.sleep(1.0)
         watched.health.draining(watched.endpoints[0])
         assert (watched.names(), watched.ejected) == (["e2"], [("e1", Fault.DRAINING)])
+        await asyncio.sleep(6.0)
+        assert watched.names() == ["e1", "e2"]
+        watched.health.draining(watched.endpoints[0])
+        assert watched.health.seconds_until_trial(watched.endpoints[0]) == 5.0, "to be stopped again and again is no relapse"
 
 
 @pytest.mark.parametrize(

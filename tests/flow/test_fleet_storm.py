@@ -115,7 +115,7 @@ async def rolling_restart(requests: int, at_once: int, streams_at_once: int) -> 
 
         async def asking() -> None:
             nonlocal left
-            async with RawClient(gateway.url) as client:
+            async with RawClient(gateway.url, receive_seconds=60) as client:
                 while left > 0 or not over.is_set():
                     left -= 1
                     body = {"model": "tiny", "messages": [{"role": "user", "content": f"{left}"}], "max_tokens": 8}
