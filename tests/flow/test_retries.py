@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from serving.core.outcomes import AttemptResult
-from serving.fleet.store import EndpointState
 from tests.doubles.conservation import Expectation
 from tests.doubles.raw_client import RawClient, ask
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
-from tests.flow.conftest import GatewayOver, chat
+from tests.flow.conftest import GatewayOver, all_ready, chat
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -32,14 +30,6 @@ class HandClock:
 
     def __call__(self) -> float:
         return self.seconds
-
-
-async def all_ready(gateway: RunningGateway) -> None:
-    async def problems() -> list[str]:
-        statuses = gateway.app.fleet.snapshot.statuses
-        return [f"{name} is {status.state}" for name, status in statuses.items() if status.state is not EndpointState.READY]
-
-    await settled(problems)
 
 
 def asked(*engines: ScriptedEngine) -> list[int]:
@@ -216,7 +206,7 @@ async def test_what_must_not_be_repeated_gets_a_connection_of_its_own(engine: Sc
 
 
 async def test_a_connection_that_had_ended_is_no_try_of_an_engine(start_engine: StartEngine, gateway_over: GatewayOver) -> None:
-    """An engine goes between two requests: its kept connection ends as it is taken, a new one is refused, the next engine answers."""
+    """An engine goes between two requests: its kept connection ends as it is taken, a new one is refused, the next answers."""
     engines = {name: await start_engine(default=Script(head_at_arrival=False)) for name in ("e1", "e2")}
     async with gateway_over(engines, expected=KILLED, probe={"period_seconds": 3600}) as gateway:
         await all_ready(gateway)
