@@ -18,7 +18,19 @@ from serving.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py")
-SECTIONS = ("server", "limits", "relay", "probe", "discovery", "kubernetes", "engine_load", "auth", "logging", "tracing")
+SECTIONS = (
+    "server",
+    "limits",
+    "relay",
+    "probe",
+    "health",
+    "discovery",
+    "kubernetes",
+    "engine_load",
+    "auth",
+    "logging",
+    "tracing",
+)
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
     "ServerSettings": (

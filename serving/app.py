@@ -30,15 +30,18 @@ from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
 from serving.core.outcomes import AttemptResult
 from serving.engines.api_server import ApiServer
-from serving.engines.exchange import WireError
+from serving.engines.exchange import AnswerTimedOut, ConnectTimedOut, WireError
 from serving.engines.machine import require_free_port
 from serving.engines.relay import Relay
+from serving.fleet.breaker import BreakerState, Fault
 from serving.fleet.dns import Discovery
+from serving.fleet.health import Health
 from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
 from serving.fleet.probe import Probe, ProbeFailed
 from serving.fleet.report import FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, Fleet
+from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
@@ -64,9 +67,17 @@ class Gateway:
         self.draining = False
         self.metrics = Metrics()
         fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints]
-        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools})
+        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools}, settings=settings.health)
         self.relay = Relay(settings.relay)
-        self.probe = Probe(self.fleet, self._get, settings.probe)
+        self.health = Health(self.fleet, settings.health, ejected=self._count_ejection)
+        self.probe = Probe(
+            self.fleet,
+            self._get,
+            settings.probe,
+            post=self._post,
+            health=self.health,
+            token_timeout_seconds=settings.health.token_timeout_seconds,
+        )
         self.discovery = Discovery(
             settings.pools,
             self.fleet,
@@ -80,7 +91,7 @@ class Gateway:
             self.fleet, self._get, settings.engine_load, failed=lambda pool: self.metrics.load_failures.add((pool,))
         )
         self.admission = Admission(settings.limits)
-        self.chooser = Chooser()
+        self.chooser = Chooser(lambda: self.fleet.snapshot.ramping)
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         identities = Identities(settings.auth)
@@ -91,6 +102,7 @@ class Gateway:
             models=models,
             fleet=self.fleet,
             probe=self.probe,
+            health=self.health,
             chooser=self.chooser,
             relay=self.relay,
             metrics=self.metrics,
@@ -128,7 +140,20 @@ class Gateway:
         try:
             return await self.relay.get(url, path, timeout_seconds=timeout_seconds)
         except WireError as error:
-            raise ProbeFailed(str(error)) from None
+            raise _probe_failure(error) from None
+
+    async def _post(self, url: str, request: TokenRequest, *, timeout_seconds: float) -> tuple[int, bytes]:
+        try:
+            return await self.relay.post(
+                url,
+                request.path,
+                request.body,
+                content_type=request.content_type,
+                header=TOKEN_HEADER,
+                timeout_seconds=timeout_seconds,
+            )
+        except WireError as error:
+            raise _probe_failure(error) from None
 
     def _kubernetes_discovery(self) -> KubernetesDiscovery | None:
         pools = [(pool, pool.kubernetes) for pool in self.settings.pools if pool.kubernetes is not None]
@@ -164,6 +189,14 @@ class Gateway:
                 if status.state is not EndpointState.UNKNOWN and (e := status.endpoint)
             )
         )
+        metrics.watch_breakers(
+            lambda: (
+                ((e.model, e.pool, e.target, e.name, state), float(status.breaker is state))
+                for status in self.fleet.snapshot.statuses.values()
+                for state in BreakerState
+                if (e := status.endpoint)
+            )
+        )
         metrics.watch_pools(self._ready_by_pool)
         metrics.watch_loads(self._loads)
         for pool in self.settings.pools:
@@ -191,15 +224,22 @@ class Gateway:
         """Let go of what is kept for endpoints that are no more; the last that left are still counted for a while."""
         endpoints = {status.endpoint.name: status.endpoint for status in self.fleet.snapshot.statuses.values()}
         self.chooser.retain(endpoints)
+        self.health.retain(endpoints.values())
         self.relay.retain({endpoint.url for endpoint in endpoints.values()})
         counted = endpoints.keys() | set(self.fleet.departed)
-        self.metrics.attempts.retain(lambda labels: labels[1] in counted)
+        for counter in (self.metrics.attempts, self.metrics.ejections):
+            counter.retain(lambda labels: labels[1] in counted)
         for endpoint in endpoints.values():
             self._count_from_zero(endpoint.pool, endpoint.name)
 
     def _count_from_zero(self, pool: str, endpoint: str) -> None:
         for result in AttemptResult:
             self.metrics.attempts.add((pool, endpoint, result), 0)
+        for fault in Fault:
+            self.metrics.ejections.add((pool, endpoint, fault), 0)
+
+    def _count_ejection(self, endpoint: Endpoint, fault: Fault) -> None:
+        self.metrics.ejections.add((endpoint.pool, endpoint.name, fault))
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -219,6 +259,10 @@ class Gateway:
                     await sweep
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def _probe_failure(error: WireError) -> ProbeFailed:
+    return ProbeFailed(str(error), timed_out=isinstance(error, AnswerTimedOut | ConnectTimedOut))
 
 
 def _tracing(settings: TracingSettings, metrics: Metrics) -> Tracing | None:

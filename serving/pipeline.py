@@ -33,13 +33,22 @@ from serving.core.errors import (
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 from serving.core.routes import supported
 from serving.engines.body import is_repeatable, prepare, understand
-from serving.engines.exchange import AnswerTimedOut, RequestTimedOut, StaleConnection, Unreachable, WireError
+from serving.engines.exchange import (
+    AnswerTimedOut,
+    ConnectTimedOut,
+    NoResources,
+    RequestTimedOut,
+    StaleConnection,
+    Unreachable,
+    WireError,
+)
 from serving.engines.form_body import begin_form
 from serving.engines.passing import Passing
 from serving.engines.reasoning import with_reasoning
 from serving.engines.relay import Answer, EngineRefused, Relay
 from serving.engines.stand_in import address_to, bound_to_model
 from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
+from serving.fleet.health import Health
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog, stamp_now
@@ -66,6 +75,8 @@ SERVED_MODEL_HEADER = b"x-served-model"
 """Names the model that answered, where the client called it something else."""
 _HEADER_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
 """Of the visible ASCII characters all but the sign that escapes the others."""
+MOST_ATTEMPTS = 3
+"""Of one request at one model, with those at connections that had ended already."""
 PUBLISH_SECONDS = 0.02
 PUBLISH_REQUESTS = 200
 """How long, and how many, ended requests wait to be published; the most that are then a burst of about 3 ms."""
@@ -92,6 +103,7 @@ class Pipeline:
         models: Mapping[str, PublicModel],
         fleet: Fleet,
         probe: Probe,
+        health: Health,
         chooser: Chooser,
         relay: Relay,
         metrics: Metrics,
@@ -108,6 +120,7 @@ class Pipeline:
         self._models = models
         self._fleet = fleet
         self._probe = probe
+        self._health = health
         self._chooser = chooser
         self._relay = relay
         self._metrics = metrics
@@ -239,7 +252,7 @@ class Pipeline:
         repeatable = is_repeatable(ctx)
         error: RequestError | None = None
         tried: set[str] = set()
-        again = False
+        again = stale = False
         endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
         while endpoint is not None:
             tried.add(endpoint.name)
@@ -259,12 +272,14 @@ class Pipeline:
             else:
                 return passage.answer
             if not again:
-                if not isinstance(error, RETRIED):
+                if not isinstance(error, MENDED_ELSEWHERE):
                     break
                 endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
-            most = max(limit, 2) if again else limit
+            stale = stale or again
+            # A connection that had ended already was no try of an engine; of those that follow it one is free.
+            most = max(limit, min(limit + 1, MOST_ATTEMPTS)) if stale else limit
             if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
@@ -297,18 +312,22 @@ class Pipeline:
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
         log.warning("endpoint %s: %s", endpoint.name, failure, extra={"request_id": passage.ctx.request_id})
         if isinstance(failure, Unreachable):
+            if not isinstance(failure, NoResources):
+                self._blame(passage, AttemptResult.UNREACHABLE)
+                self._probe.suspect(endpoint, str(failure), certain=not isinstance(failure, ConnectTimedOut))
             self._end_attempt(passage, AttemptResult.UNREACHABLE)
-            self._probe.suspect(endpoint, str(failure))
             return Unavailable(
                 "The engine for this model cannot be reached. Try again shortly.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         if isinstance(failure, AnswerTimedOut):
+            self._blame(passage, AttemptResult.TIMEOUT)
             self._end_attempt(passage, AttemptResult.TIMEOUT)
             return EngineTimedOut("The engine did not begin to answer in time.")
         if isinstance(failure, RequestTimedOut):
             self._end_attempt(passage, AttemptResult.CANCELLED)
             return self._deadline_exceeded()
+        self._blame(passage, AttemptResult.BROKEN)
         self._end_attempt(passage, AttemptResult.BROKEN)
         return EngineFailed("The engine's connection ended before it answered.")
 
@@ -337,8 +356,17 @@ class Pipeline:
             code = "context_length_exceeded" if "maximum context length" in words else None
             return _CALLERS_FAULT[status](words or "The engine refused the request.", param=refusal.param, code=code)
         log.warning("endpoint answered %d: %s", status, words[:500], extra={"request_id": ctx.request_id})
+        if words == DRAINING and passage.endpoint is not None:
+            self._health.draining(passage.endpoint)
+        self._blame(passage, AttemptResult.ERROR)
         self._end_attempt(passage, AttemptResult.ERROR)
         return EngineFailed("The engine failed to answer.")
+
+    def _blame(self, passage: Passage, result: AttemptResult) -> None:
+        """Tell how the attempt under way ends to whoever judges endpoints."""
+        endpoint = passage.endpoint
+        if endpoint is not None:
+            passage.failed = self._health.ended(endpoint, result, passage.ctx.arrived, failed_before=passage.failed)
 
     async def _relay_answer(self, passage: Passage, answer: Answer, outgoing: Outgoing) -> None:
         """Pass the answer's bytes on as they come. There is no way back from the first one."""
@@ -376,7 +404,7 @@ class Pipeline:
                 raise AnswerCut(self._broken_off(failure), in_band=view.is_stream) from None
             data = passing.take(data, last=complete)
         if not passing.whole:
-            raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=True)
+            raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=view.is_stream)
 
     def _broken_off(self, failure: WireError) -> RequestError:
         if isinstance(failure, RequestTimedOut):
@@ -422,7 +450,10 @@ class Pipeline:
             whole = view.done or not view.is_stream
             ctx.outcome = Outcome.ENGINE_ERROR if view.failed else Outcome.OK if whole else Outcome.TRUNCATED
         assert ctx.outcome is not None
-        self._end_attempt(passage, _RESULTS.get(ctx.outcome, AttemptResult.CANCELLED))
+        result = _RESULTS.get(ctx.outcome, AttemptResult.CANCELLED)
+        if result is not AttemptResult.OK or self._health.troubled:
+            self._blame(passage, result)
+        self._end_attempt(passage, result)
         if passage.lease is not None:
             passage.lease.close()
         self.in_flight -= 1
@@ -464,13 +495,15 @@ class Pipeline:
 class Passage:
     """What one request holds on its way, beside its context."""
 
-    __slots__ = ("answer", "ctx", "ended", "endpoint", "lease", "settled", "view")
+    __slots__ = ("answer", "ctx", "ended", "endpoint", "failed", "lease", "settled", "view")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
         self.lease: Lease | None = None
         self.endpoint: Endpoint | None = None
         """Where an attempt is under way."""
+        self.failed: Endpoint | None = None
+        """Where the last attempt failed in a way that may be the request's own."""
         self.answer: Answer | None = None
         self.view: AnswerView | WholeView | None = None
         self.settled = False
@@ -479,7 +512,11 @@ class Passage:
 
 
 RETRIED = (Unavailable, Overloaded, EngineFailed)
-"""What another engine may do better. A time-out is not among them: the request has used up its time."""
+"""What another model may do better. A time-out is not among them: it would be asked for what took too long already."""
+MENDED_ELSEWHERE = (*RETRIED, EngineTimedOut)
+"""What another engine of the model may do better, while the request has time left."""
+DRAINING = "cannot schedule new futures after shutdown"
+"""What vLLM 0.32 answers with a 500 to new requests between SIGTERM and its end, while its /health is green."""
 
 _CALLERS_FAULT: dict[int, type[RequestError]] = {
     400: InvalidRequest,

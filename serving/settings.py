@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
 from serving.fleet_settings import SERVICE_ACCOUNT, KubernetesPoolSettings, KubernetesSettings, LoadSettings
+from serving.health_settings import HealthSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models
 from serving.strict_yaml import read_yaml
 
@@ -243,9 +244,10 @@ class RelaySettings(_Section):
 
     connect_timeout_seconds: Seconds = 2.0
     first_byte_timeout_seconds: Seconds = 600.0
-    """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine."""
+    """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine. After it another
+    engine is asked, and three in a row put the engine out (`health`)."""
     idle_timeout_seconds: Seconds = 300.0
-    """The longest gap between two pieces of one answer."""
+    """The longest gap between two pieces of one answer, as between two chunks of a stream."""
     request_timeout_seconds: Seconds = 3600.0
     """From a request's arrival to the last byte of its answer, retries included; then the engine's connection is closed and the
     client gets 504, or an error in its stream."""
@@ -435,6 +437,7 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     relay: RelaySettings = RelaySettings()
     probe: ProbeSettings = ProbeSettings()
+    health: HealthSettings = HealthSettings()
     auth: AuthSettings = AuthSettings()
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()

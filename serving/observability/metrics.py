@@ -149,6 +149,11 @@ class Metrics:
             "Attempts at engines, by result; `unreachable` ones never became a request.",
             ("pool", "endpoint", "result"),
         )
+        self.ejections = BulkCounter(
+            "serving_endpoint_ejections",
+            "Times that an endpoint was left out for what requests or a trial said about it, by what happened last.",
+            ("pool", "endpoint", "reason"),
+        )
         self.other_models = BulkCounter(
             "serving_other_model_answers",
             "Answers of another model than the one that was named: by an alias, or as a fallback.",
@@ -223,6 +228,7 @@ class Metrics:
         )
         registry.register(self.discovery_failures)
         registry.register(self.load_failures)
+        registry.register(self.ejections)
         counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
         tokens = (self.other_models, self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
         for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
@@ -279,6 +285,17 @@ class Metrics:
         for name, documentation, figure in ENGINE_LOADS:
             labels = ("model", "pool", "target", "endpoint")
             self.registry.register(GaugeOnScrape(name, documentation, labels, partial(read, figure)))
+
+    def watch_breakers(self, read: ReadRows) -> None:
+        """Export what requests say about endpoints: a series for each state, 1 for the one that holds."""
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_endpoint_breaker",
+                "1 for the state of the endpoint's breaker: closed, open (left out for failing), half_open (on trial).",
+                ("model", "pool", "target", "endpoint", "state"),
+                read,
+            )
+        )
 
     def watch_pools(self, read: ReadRows) -> None:
         """Export how many endpoints of each model and pool are ready."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from serving.fleet.store import Endpoint
+from serving.core.clock import Clock, monotonic
+from serving.fleet.store import Endpoint, EndpointStatus
 
 
 class Chooser:
-    """Knows how many requests this gateway has under way at each endpoint."""
+    """Knows how many requests this gateway has under way at each endpoint.
 
-    def __init__(self) -> None:
+    One that starts slowly counts for fuller than it is, by its share; when it has none under way it takes its turn.
+    """
+
+    def __init__(self, ramping: Callable[[], Mapping[str, EndpointStatus]] = dict, clock: Clock = monotonic) -> None:
+        """`ramping`: the endpoints that start slowly, by name."""
+        self._ramping = ramping
+        self._clock = clock
         self._in_flight: dict[str, int] = {}
         self._last_used: dict[str, int] = {}
         self._turn = 0
@@ -18,11 +25,15 @@ class Chooser:
     def choose(self, candidates: Sequence[Endpoint], tried: Collection[str]) -> Endpoint | None:
         """The best candidate that was not tried yet, or None."""
         best: Endpoint | None = None
-        best_cost = (0, 0)
+        best_cost = (0.0, 0)
+        ramping = self._ramping()
         for endpoint in candidates:
             if endpoint.name in tried:
                 continue
-            cost = (self._in_flight.get(endpoint.name, 0), self._last_used.get(endpoint.name, 0))
+            busy: float = self._in_flight.get(endpoint.name, 0)
+            if ramping and busy and (status := ramping.get(endpoint.name)) is not None:
+                busy /= status.share(self._clock())
+            cost = (busy, self._last_used.get(endpoint.name, 0))
             if best is None or cost < best_cost:
                 best, best_cost = endpoint, cost
         return best

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.fleet.store import Endpoint
+from serving.fleet.store import Endpoint, EndpointState, EndpointStatus
 from serving.routing.choose import Chooser
 
 
@@ -68,6 +68,19 @@ def test_what_is_released_counts_no_more() -> None:
     chooser.release(A)
     chooser.release(A)
     assert chooser.in_flight("a") == 0
+
+
+def test_one_that_starts_slowly_takes_its_turn_and_no_more_than_its_share() -> None:
+    ramping = {"a": EndpointStatus(A, EndpointState.READY, began_at=100.0, ramp_seconds=40.0)}
+    chooser = Chooser(lambda: ramping, clock=lambda: 110.0)
+    taken: Counter[str] = Counter()
+    for _ in range(45):
+        chosen = chooser.choose([A, B, C], ())
+        assert chosen is not None
+        chooser.take(chosen)
+        taken[chosen.name] += 1
+    assert taken["b"] == taken["c"]
+    assert taken["a"] == taken["b"] / 4
 
 
 @given(st.lists(st.booleans(), max_size=60))
