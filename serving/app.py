@@ -75,7 +75,7 @@ class Gateway:
         self.chooser = Chooser()
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
-        identities = Identities(settings.auth)
+        identities = Identities(settings.auth, settings.tenants, settings.limits.parameters)
         models = public_models(settings.models, [*(e.model for e in settings.endpoints), *(p.model for p in settings.pools)])
         self.pipeline = Pipeline(
             identities=identities,
@@ -88,7 +88,6 @@ class Gateway:
             metrics=self.metrics,
             request_log=RequestLog(writer) if writer is not None and settings.logging.access else None,
             estimates=TokenEstimates(),
-            parameters=settings.limits.parameters,
             retry_budget=self.retry_budget,
             settings=settings.relay,
             tracing=self.tracing,

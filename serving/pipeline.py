@@ -47,10 +47,11 @@ from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
 from serving.routing.models import PublicModel
 from serving.routing.retries import RetryBudget
-from serving.settings import ParameterLimits, RelaySettings
+from serving.settings import RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission, Lease
+from serving.tenancy.tenants import Identity, Tenant
 
 if TYPE_CHECKING:
     # Loaded only where tracing is on: its libraries are large.
@@ -97,7 +98,6 @@ class Pipeline:
         metrics: Metrics,
         request_log: RequestLog | None,
         estimates: TokenEstimates,
-        parameters: ParameterLimits,
         retry_budget: RetryBudget,
         settings: RelaySettings,
         tracing: Tracing | None = None,
@@ -113,7 +113,6 @@ class Pipeline:
         self._metrics = metrics
         self._request_log = request_log
         self._estimates = estimates
-        self._parameters = parameters
         self._retry_budget = retry_budget
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
@@ -133,16 +132,17 @@ class Pipeline:
         try:
             if self._tracing is not None:
                 self._tracing.begin(ctx)
-            ctx.tenant = self._identities.identify(ctx.credential)
+            identity = passage.identity = self._identities.identify(ctx.credential)
+            tenant = identity.tenant
+            ctx.tenant = tenant.name
             if ctx.route.form:
-                model = self._find_model(
-                    ctx, await begin_form(ctx, incoming.upload(), self._parameters, self._form_buffer_bytes, self._served)
-                )
+                name = await begin_form(ctx, incoming.upload(), tenant.parameters, self._form_buffer_bytes, self._served)
+                model = self._find_model(ctx, tenant, name)
             else:
                 ctx.body = await incoming.body()
                 ctx.body_bytes = len(ctx.body)
-                model = self._find_model(ctx, understand(ctx, self._parameters))
-                prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
+                model = self._find_model(ctx, tenant, understand(ctx, tenant.parameters))
+                prepare(ctx, self._identities.cache_salt(tenant.isolation_group, ctx.document.get("cache_salt")))
             passage.lease = self._admission.admit()
             self._retry_budget.request()
             try:
@@ -173,9 +173,9 @@ class Pipeline:
             if passage.answer is not None:
                 self._relay.close(passage.answer.exchange)
 
-    def _find_model(self, ctx: RequestContext, name: str) -> PublicModel:
+    def _find_model(self, ctx: RequestContext, tenant: Tenant, name: str) -> PublicModel:
         model = self._models.get(name)
-        if model is None:
+        if model is None or (tenant.models is not None and not tenant.may_use(name)):
             raise ModelNotFound(
                 f"The model {_shown(name)} does not exist here. GET /v1/models lists those that do.", param="model"
             )
@@ -464,10 +464,12 @@ class Pipeline:
 class Passage:
     """What one request holds on its way, beside its context."""
 
-    __slots__ = ("answer", "ctx", "ended", "endpoint", "lease", "settled", "view")
+    __slots__ = ("answer", "ctx", "ended", "endpoint", "identity", "lease", "settled", "view")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
+        self.identity: Identity | None = None
+        """Whose request it is, once that is known."""
         self.lease: Lease | None = None
         self.endpoint: Endpoint | None = None
         """Where an attempt is under way."""

@@ -9,7 +9,6 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -20,6 +19,8 @@ from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models
 from serving.strict_yaml import read_yaml
+from serving.tenant_settings import ParameterLimits as ParameterLimits
+from serving.tenant_settings import TenantName, TenantSettings, check_tenants
 
 PREFIX = "SERVING_"
 
@@ -169,45 +170,6 @@ class ServerSettings(_Section):
         return self
 
 
-class ParameterLimits(_Section):
-    """Ceilings of request fields that multiply an engine's memory or work; above one the request is answered 400."""
-
-    n: Count = 8
-    best_of: Count = 8
-    top_logprobs: Annotated[int, Field(ge=0)] = 20
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
-    """None: the field is refused. It has crashed engines on long prompts."""
-    max_tokens: Count | None = None
-    """Ceiling of max_tokens, max_completion_tokens and max_output_tokens; None leaves it to the model's context."""
-    prompts: Count = 256
-    """Prompts in one completions request."""
-    inputs: Count = 256
-    """Inputs in one embeddings request."""
-    documents: Count = 1000
-    """Documents or pairs in one rerank or score request; each image of a document counts, too."""
-    form_fields: Count = 64
-    """Fields of one form, its file included."""
-    form_field_bytes: Count = 64 * 1024
-    """Size of one field of a form that is no file."""
-    json_values: Count = 1_000_000
-    """Values and escapes in one body, counted roughly: with more of them, reading it would hold up all other requests."""
-
-    @cached_property
-    def bounds(self) -> dict[str, tuple[int, int | None]]:
-        """Least and most of each integer field; most below least means that the field is refused."""
-        return {
-            "n": (1, self.n),
-            "best_of": (1, self.best_of),
-            "logprobs": (0, self.top_logprobs),
-            "top_logprobs": (0, self.top_logprobs),
-            "prompt_logprobs": (0, -1 if self.prompt_logprobs is None else self.prompt_logprobs),
-            "max_tokens": (1, self.max_tokens),
-            "max_completion_tokens": (1, self.max_tokens),
-            "max_output_tokens": (1, self.max_tokens),
-            "min_tokens": (0, self.max_tokens),
-        }
-
-
 class LimitSettings(_Section):
     """What one gateway takes on. Every ceiling has a name here."""
 
@@ -310,7 +272,7 @@ class ProbeSettings(_Section):
 class KeySettings(_Section):
     """One API key, by the hex SHA-256 of its text."""
 
-    tenant: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    tenant: TenantName
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -423,6 +385,8 @@ class Settings(BaseSettings):
     relay: RelaySettings = RelaySettings()
     probe: ProbeSettings = ProbeSettings()
     auth: AuthSettings = AuthSettings()
+    tenants: dict[TenantName, TenantSettings] = {}
+    """By the name that keys carry. Without any, every tenant that has a key may do what the gateway's own limits allow."""
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
@@ -456,6 +420,12 @@ class Settings(BaseSettings):
         check_models(self.models, served)
         if self.provider_listing.enabled and not any(model.listing for model in self.models.values()):
             raise ValueError("provider_listing.enabled: there is nothing to list; give a model a listing, as models.NAME.listing")
+        return self
+
+    @model_validator(mode="after")
+    def _known_tenants(self) -> Settings:
+        served = {*self.models, *(pool.model for pool in self.pools), *(endpoint.model for endpoint in self.endpoints)}
+        check_tenants(self.tenants, [key.tenant for key in self.auth.keys], served)
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from serving.observability.metrics import Metrics
 from serving.routing.models import PublicModel
 from serving.settings import Settings
 from serving.tenancy.identities import Identities
+from serving.tenancy.tenants import Tenant
 
 
 def create_api(
@@ -43,9 +44,9 @@ def create_api(
     if metrics is not None:
         _add_metrics(api, metrics)
 
-    def identify(request: Request) -> None:
+    def identify(request: Request) -> Tenant:
         authorization, key = request.headers.get("authorization"), request.headers.get("x-api-key")
-        identities.identify(credential(_bytes(authorization), _bytes(key)))
+        return identities.identify(credential(_bytes(authorization), _bytes(key))).tenant
 
     add_models(api, models=models, fleet=fleet, identify=identify)
     add_provider_listing(api, settings=provider_listing, models=models, fleet=fleet, identify=identify)
