@@ -42,12 +42,19 @@ from serving.routing.choose import Chooser
 from serving.routing.models import public_models
 from serving.routing.retries import RetryBudget
 from serving.settings import LimitSettings, Settings, TracingSettings
+from serving.tenancy.capacity import Capacity
+from serving.tenancy.claims import Claims
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
+from serving.tenancy.prices import ListedPrices
+from serving.tenancy.quotas import LocalQuotas
+from serving.tenancy.readings import QueueReadings, limits_left
+from serving.tenancy.slots import Slots
 
 if TYPE_CHECKING:
     from serving.observability.tracing import Tracing
+    from serving.tenancy.shared_quotas import SharedQuotas
 
 log = logging.getLogger("serving.gateway")
 
@@ -59,7 +66,7 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
-        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints]
+        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, e.slots) for e in settings.endpoints]
         self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools})
         self.relay = Relay(settings.relay)
         self.probe = Probe(self.fleet, self._get, settings.probe)
@@ -71,11 +78,20 @@ class Gateway:
             changed=self._forget_departed,
             failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
         )
-        self.admission = Admission(settings.limits)
+        estimates = TokenEstimates()
+        self.quotas = _quotas(settings, self.metrics)
+        self.slots = _slots(settings, self.fleet, self.metrics)
+        self.admission = Admission(
+            settings.limits,
+            quotas=self.quotas,
+            claims=Claims(estimates, ListedPrices(settings.models)),
+            slots=self.slots,
+            refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
+        )
         self.chooser = Chooser()
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
-        identities = Identities(settings.auth, settings.tenants, settings.limits.parameters)
+        identities = self._identities = Identities(settings.auth, settings.tenants, settings.limits.parameters)
         models = public_models(settings.models, [*(e.model for e in settings.endpoints), *(p.model for p in settings.pools)])
         self.pipeline = Pipeline(
             identities=identities,
@@ -87,7 +103,7 @@ class Gateway:
             relay=self.relay,
             metrics=self.metrics,
             request_log=RequestLog(writer) if writer is not None and settings.logging.access else None,
-            estimates=TokenEstimates(),
+            estimates=estimates,
             retry_budget=self.retry_budget,
             settings=settings.relay,
             tracing=self.tracing,
@@ -133,6 +149,12 @@ class Gateway:
             )
         )
         metrics.watch_pools(self._ready_by_pool)
+        queues = QueueReadings(self.settings, self.fleet, self.slots)
+        metrics.watch_queues(queues.waiting, queues.capacity, queues.in_use)
+        tenants, quotas = self._identities.tenants, self.quotas
+        metrics.watch_limits(lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
+        if not isinstance(quotas, LocalQuotas):
+            metrics.watch_limit_store(lambda: quotas.is_up)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
         for endpoint in self.settings.endpoints:
@@ -162,7 +184,7 @@ class Gateway:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self.tracing is not None:
             self.tracing.start()
-        async with self.relay, self.probe, self.discovery:
+        async with self.quotas, self.relay, self.probe, self.discovery:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield
@@ -175,6 +197,28 @@ class Gateway:
                     await sweep
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def _quotas(settings: Settings, metrics: Metrics) -> LocalQuotas | SharedQuotas:
+    """Loads the client of Redis only where it is used."""
+    store = settings.limits.store
+    if store.url is None:
+        return LocalQuotas()
+    from serving.tenancy.shared_quotas import SharedQuotas
+
+    return SharedQuotas(store, failed=lambda reason: metrics.limit_store_failures.add((reason,)))
+
+
+def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slots]:
+    """Those of the models whose endpoints have any."""
+
+    def waited(model: str) -> Callable[[float], None]:
+        return lambda seconds: metrics.queue_seconds.observe((model,), seconds)
+
+    models = [e.model for e in settings.endpoints if e.slots is not None] + [
+        p.model for p in settings.pools if p.slots is not None
+    ]
+    return {model: Slots(settings.limits.queue, Capacity(fleet, model), waited=waited(model)) for model in models}
 
 
 def _tracing(settings: TracingSettings, metrics: Metrics) -> Tracing | None:

@@ -51,6 +51,8 @@ class QueueSettings(_Section):
 
     requests: Annotated[int, Field(ge=0, le=2**20)] = 512
     """That wait at most. When it is full, the tenant that has the most waiting gives way to those that have less."""
+    body_bytes: Annotated[int, Field(ge=1, le=2**53)] = 256 * 1024 * 1024
+    """Of all the bodies that wait. When there is no room for one more, it goes by these bytes in the same way."""
     wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """That one waits at most. A request that is not expected to get a slot within this, or within its own `x-request-timeout`,
     is refused at once."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Incoming, Outgoing, RequestContext, Write
+from serving.core.deadlines import ends_of
 from serving.core.errors import (
     BodyTooLarge,
     ClientGone,
@@ -135,6 +136,8 @@ class Pipeline:
             identity = passage.identity = self._identities.identify(ctx.credential)
             tenant = identity.tenant
             ctx.tenant = tenant.name
+            if ctx.asked_timeout is not None:
+                ctx.ends = ends_of(ctx.asked_timeout, ctx.arrived, self._request_timeout_seconds)
             if ctx.route.form:
                 name = await begin_form(ctx, incoming.upload(), tenant.parameters, self._form_buffer_bytes, self._served)
                 model = self._find_model(ctx, tenant, name)
@@ -143,12 +146,16 @@ class Pipeline:
                 ctx.body_bytes = len(ctx.body)
                 model = self._find_model(ctx, tenant, understand(ctx, tenant.parameters))
                 prepare(ctx, self._identities.cache_salt(tenant.isolation_group, ctx.document.get("cache_salt")))
-            passage.lease = self._admission.admit()
+            lease = passage.lease = self._admission.admit()
+            if self._admission.counts(ctx, tenant):
+                await self._admission.enter(lease, ctx, tenant)
             self._retry_budget.request()
             try:
-                answer = await self._first_byte(passage, self._max_attempts)
+                answer = await self._in_time(ctx, self._first_byte(passage, self._max_attempts))
             except RETRIED as error:
-                answer = await self._fall_back(passage, model, error)
+                answer = await self._in_time(ctx, self._fall_back(passage, model, error))
+            if lease.reservation is not None:
+                answer.headers += self._admission.headers(lease, ctx)
             if ctx.model != ctx.asked_model:
                 answer.headers.append((SERVED_MODEL_HEADER, quote(ctx.model, safe=_HEADER_SAFE).encode("ascii")))
             await self._relay_answer(passage, answer, outgoing)
@@ -172,6 +179,17 @@ class Pipeline:
             self._settle(passage)
             if passage.answer is not None:
                 self._relay.close(passage.answer.exchange)
+
+    def _in_time(self, ctx: RequestContext, answer: Coroutine[Any, Any, Answer]) -> Coroutine[Any, Any, Answer]:
+        """The same, but over when the time is that the client gave its request; the gateway's own is the relay's business."""
+        return answer if not ctx.ends else self._until_its_end(ctx, answer)
+
+    async def _until_its_end(self, ctx: RequestContext, answer: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(ctx.ends - self._clock()):
+                return await answer
+        except TimeoutError:
+            raise self._deadline_exceeded(ctx) from None
 
     def _find_model(self, ctx: RequestContext, tenant: Tenant, name: str) -> PublicModel:
         model = self._models.get(name)
@@ -219,6 +237,9 @@ class Pipeline:
                 continue
             if ctx.attempts > self._max_attempts or (ctx.attempts and not self._may_repeat(ctx, True)):
                 break
+            assert passage.lease is not None and passage.identity is not None
+            if not self._admission.move(passage.lease, ctx, passage.identity.tenant, name):
+                continue
             try:
                 address_to(ctx, name)
                 return await self._first_byte(passage, self._max_attempts + 1)
@@ -240,7 +261,7 @@ class Pipeline:
         error: RequestError | None = None
         tried: set[str] = set()
         again = False
-        endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+        endpoint = self._chooser.choose(self._candidates(ctx.model), tried)
         while endpoint is not None:
             tried.add(endpoint.name)
             self._begin_attempt(passage, endpoint)
@@ -261,7 +282,7 @@ class Pipeline:
             if not again:
                 if not isinstance(error, RETRIED):
                     break
-                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+                endpoint = self._chooser.choose(self._candidates(ctx.model), tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
             most = max(limit, 2) if again else limit
@@ -271,11 +292,19 @@ class Pipeline:
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
 
+    def _candidates(self, model: str) -> Sequence[Endpoint]:
+        """The endpoints that may serve the model and have a slot left; all, where none has: a retry must not fail by that."""
+        candidates = self._fleet.snapshot.candidates(model)
+        if not candidates or candidates[0].slots is None:
+            return candidates
+        chooser = self._chooser
+        return [e for e in candidates if e.slots is None or chooser.in_flight(e.name) < e.slots] or candidates
+
     def _may_repeat(self, ctx: RequestContext, repeatable: bool) -> bool:
         """Whether a failed attempt may be followed by another one; the last to be asked, since it takes from the budget."""
         if not repeatable:
             denied = RetryDenied.NOT_REPEATABLE
-        elif self._clock() - ctx.arrived >= self._request_timeout_seconds:
+        elif self._clock() >= (ctx.ends or ctx.arrived + self._request_timeout_seconds):
             denied = RetryDenied.DEADLINE
         elif not self._retry_budget.take():
             denied = RetryDenied.BUDGET
@@ -308,12 +337,13 @@ class Pipeline:
             return EngineTimedOut("The engine did not begin to answer in time.")
         if isinstance(failure, RequestTimedOut):
             self._end_attempt(passage, AttemptResult.CANCELLED)
-            return self._deadline_exceeded()
+            return self._deadline_exceeded(passage.ctx)
         self._end_attempt(passage, AttemptResult.BROKEN)
         return EngineFailed("The engine's connection ended before it answered.")
 
-    def _deadline_exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"The request was not done within {self._request_timeout_seconds:g} s.")
+    def _deadline_exceeded(self, ctx: RequestContext) -> DeadlineExceeded:
+        seconds = ctx.ends - ctx.arrived if ctx.ends else self._request_timeout_seconds
+        return DeadlineExceeded(f"The request was not done within {seconds:g} s.")
 
     def _attempt_refused(self, passage: Passage, refusal: EngineRefused) -> RequestError:
         """What an engine's error means to the caller: its own words for the caller's faults, ours for the engine's."""
@@ -373,14 +403,14 @@ class Pipeline:
                 if view.done:
                     data, complete = passing.take(b"", last=True), True
                     continue
-                raise AnswerCut(self._broken_off(failure), in_band=view.is_stream) from None
+                raise AnswerCut(self._broken_off(ctx, failure), in_band=view.is_stream) from None
             data = passing.take(data, last=complete)
         if not passing.whole:
             raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=True)
 
-    def _broken_off(self, failure: WireError) -> RequestError:
+    def _broken_off(self, ctx: RequestContext, failure: WireError) -> RequestError:
         if isinstance(failure, RequestTimedOut):
-            return self._deadline_exceeded()
+            return self._deadline_exceeded(ctx)
         return (EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed)("The engine's answer broke off.")
 
     async def _divert(self, passage: Passage, passing: Passing, answer: Answer, write: Write) -> None:
@@ -390,6 +420,14 @@ class Pipeline:
         """
 
         await answer.exchange.divert(passing.to(write, lambda: self._settle(passage)))
+
+    def _count(self, passage: Passage) -> None:
+        """Read off the answer what it was; only the first call does anything."""
+        ctx, view = passage.ctx, passage.view
+        if view is not None and not passage.counted:
+            passage.counted = True
+            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
+            self._count_usage(ctx)
 
     def _count_usage(self, ctx: RequestContext) -> None:
         """Learn from what the engine said; where an answer ended too early for that, charge the best guess and say so."""
@@ -424,7 +462,9 @@ class Pipeline:
         assert ctx.outcome is not None
         self._end_attempt(passage, _RESULTS.get(ctx.outcome, AttemptResult.CANCELLED))
         if passage.lease is not None:
-            passage.lease.close()
+            if passage.lease.is_counted:
+                self._count(passage)
+            passage.lease.close(ctx)
         self.in_flight -= 1
         passage.ended = self._clock()
         ctx.body, ctx.document, ctx.rest = b"", {}, None
@@ -450,10 +490,8 @@ class Pipeline:
                 log.exception("request could not be published", extra={"request_id": passage.ctx.request_id})
 
     def _publish(self, passage: Passage, now: str) -> None:
-        ctx, view = passage.ctx, passage.view
-        if view is not None:
-            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
-            self._count_usage(ctx)
+        ctx = passage.ctx
+        self._count(passage)
         self._metrics.settle(ctx, passage.ended)
         if self._request_log is not None:
             self._request_log.settle(ctx, passage.ended, now)
@@ -464,7 +502,7 @@ class Pipeline:
 class Passage:
     """What one request holds on its way, beside its context."""
 
-    __slots__ = ("answer", "ctx", "ended", "endpoint", "identity", "lease", "settled", "view")
+    __slots__ = ("answer", "counted", "ctx", "ended", "endpoint", "identity", "lease", "settled", "view")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
@@ -475,7 +513,7 @@ class Passage:
         """Where an attempt is under way."""
         self.answer: Answer | None = None
         self.view: AnswerView | WholeView | None = None
-        self.settled = False
+        self.counted = self.settled = False
         self.ended = 0.0
         """When it was settled, in monotonic seconds."""
 

@@ -17,7 +17,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
-from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models
+from serving.limit_settings import LimitStoreSettings, QueueSettings
+from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
 from serving.strict_yaml import read_yaml
 from serving.tenant_settings import ParameterLimits as ParameterLimits
 from serving.tenant_settings import TenantName, TenantSettings, check_tenants
@@ -187,6 +188,8 @@ class LimitSettings(_Section):
     in_flight: Count = 4096
     """Requests between admission and their last byte; one more is answered 429."""
     parameters: ParameterLimits = ParameterLimits()
+    queue: QueueSettings = QueueSettings()
+    store: LimitStoreSettings = LimitStoreSettings()
 
 
 class RetryBudgetSettings(_Section):
@@ -209,7 +212,7 @@ class RelaySettings(_Section):
     """The longest gap between two pieces of one answer."""
     request_timeout_seconds: Seconds = 3600.0
     """From a request's arrival to the last byte of its answer, retries included; then the engine's connection is closed and the
-    client gets 504, or an error in its stream."""
+    client gets 504, or an error in its stream. A request may give itself less by the header `x-request-timeout`, in seconds."""
     keep_alive_comment_seconds: Seconds | None = None
     """Send a comment into a stream that was silent for this long, also before its first event, so that idle timers on the way
     do not cut it. Once the first has gone out the status is 200 for good and a later failure is said in the stream, so this
@@ -321,6 +324,9 @@ class EndpointSettings(_Section):
     """What the engine does with the model, any of generate, embed, score and transcription. Routes of other tasks answer 404
     for it. The same for all endpoints of a model."""
     pool: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
+    slots: Count | None = None
+    """Requests that this gateway gives the engine at a time; more wait in the model's queue (`limits.queue`), which there is
+    when all endpoints of the model have slots. With several gateways each has its own: give each a part. None: no queue."""
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
 
 
@@ -333,6 +339,9 @@ class PoolSettings(_Section):
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
     host: Annotated[Host, Field(min_length=1)]
     port: Annotated[int, Field(ge=1, le=65535)]
+    slots: Count | None = None
+    """Requests that this gateway gives each of its engines at a time; more wait in the model's queue (`limits.queue`) as with
+    `endpoints`. With several gateways each has its own: give each a part. None: no queue."""
 
 
 class DiscoverySettings(_Section):
@@ -412,6 +421,35 @@ class Settings(BaseSettings):
                     f"{place}: {first.name!r} and {source.name!r} serve the model {source.model!r} with different tasks; "
                     "give both the same tasks, or two models"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _slots_for_all(self) -> Settings:
+        sources: tuple[EndpointSettings | PoolSettings, ...] = (*self.endpoints, *self.pools)
+        with_slots = {source.model: source.name for source in sources if source.slots is not None}
+        for source in sources:
+            other = with_slots.get(source.model)
+            if source.slots is None and other is not None:
+                place = "endpoints" if source in self.endpoints else "pools"
+                raise ValueError(
+                    f"{place}: {other!r} has slots and {source.name!r}, which serves the same model {source.model!r}, has none; "
+                    "give slots to all endpoints of a model or to none"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _priced_where_dollars_are_limited(self) -> Settings:
+        served = {*(endpoint.model for endpoint in self.endpoints), *(pool.model for pool in self.pools)}
+        priced = {name for name, model in self.models.items() if model.listing is not None}
+        for name, tenant in self.tenants.items():
+            if tenant.limits.dollars_per_day is None:
+                continue
+            for model in sorted(served if tenant.models is None else {served_name(each, self.models) for each in tenant.models}):
+                if model not in priced:
+                    raise ValueError(
+                        f"tenants.{name}.limits.dollars_per_day: needs the price of each model that the tenant may use, "
+                        f"and {model!r} has none; give it as models.{model}.listing.prices"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -67,6 +67,13 @@ class RequestContext:
     trace: Trace | None = None
     """Only while tracing is on."""
 
+    asked_timeout: bytes | None = None
+    """How many seconds the client gives the request, as it wrote them."""
+    asked_class: bytes | None = None
+    """How urgent the client says it is."""
+    ends: float = 0.0
+    """When its own time is used up; 0.0 where only the gateway's holds, which is the longest."""
+
     tenant: str = ""
     body: bytes = b""
     content_type: bytes = b"application/json"

@@ -29,6 +29,8 @@ class Endpoint:
     target: str
     tasks: tuple[Task, ...] = ("generate",)
     """The same for all endpoints of a model."""
+    slots: int | None = None
+    """Requests that this gateway gives it at a time; None: as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)

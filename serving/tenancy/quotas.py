@@ -108,8 +108,8 @@ class Quotas(Protocol):
         """Put the truth in the place of what was reserved, and end the request's part of the concurrency."""
         ...
 
-    def standing(self, tenant: str, limits: Limits) -> Standing | None:
-        """What is left now as far as this gateway knows; None where it knows nothing."""
+    def standing(self, tenant: str, limits: Limits) -> Standing:
+        """What is left now, as far as this gateway knows."""
         ...
 
 
@@ -139,6 +139,12 @@ class LocalQuotas:
         self._wall = wall
         self._tenants: dict[str, _Counts] = {}
         self._numbers = itertools.count(1)
+
+    async def __aenter__(self) -> LocalQuotas:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """There is nothing to close."""
 
     def reserve(self, tenant: str, limits: Limits, claim: Claim) -> Verdict:
         now, wall = self._clock(), self._wall()

@@ -137,7 +137,9 @@ class SharedQuotas:
 
     async def _ask(self, tenant: str, limits: Limits, claim: Claim) -> Verdict:
         identity = self._identity()
-        most = (-1 if each is None else each for each in (limits.requests, limits.tokens, limits.concurrency, limits.nano_dollars))
+        most = (
+            -1 if each is None else each for each in (limits.requests, limits.tokens, limits.concurrency, limits.nano_dollars)
+        )
         answer = asyncio.get_running_loop().create_future()
         self._tell(_Call(tenant, "reserve", identity, self._lease_ms, *most, *claim, answer=answer))
         try:
@@ -267,9 +269,7 @@ class SharedQuotas:
             if not reservation.is_shared:
                 reservation.is_shared = True
                 age_seconds = int(now - reservation.taken)
-                self._tell(
-                    _Call(reservation.tenant, "adopt", reservation.id, self._lease_ms, age_seconds, *reservation.claim)
-                )
+                self._tell(_Call(reservation.tenant, "adopt", reservation.id, self._lease_ms, age_seconds, *reservation.claim))
         for tenant in list(self._owed):
             self._pay(tenant)
         self.is_up = True
