@@ -56,5 +56,5 @@ class QueueSettings(_Section):
     wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """That one waits at most. A request that is not expected to get a slot within this, or within its own `x-request-timeout`,
     is refused at once."""
-    age_seconds: Annotated[float, Field(gt=0, le=3600)] = 5.0
-    """After each of these that a request has waited it counts as one class more urgent, so that none starves."""
+    turn: Annotated[int, Field(ge=1, le=2**20)] = 20
+    """After so many slots that went to more urgent classes a class in which requests wait has one, so that none starves."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import settings
 
 from serving.settings import Settings
 from tests.doubles.real_engine import RealEngine, is_installed, running_engine
+from tests.doubles.redis_server import RedisServer, redis_server
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -54,6 +56,13 @@ async def start_engine() -> AsyncIterator[Callable[..., Awaitable[ScriptedEngine
 async def engine() -> AsyncIterator[ScriptedEngine]:
     """One healthy scripted engine that serves the model `tiny`."""
     async with ScriptedEngine() as started:
+        yield started
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    """A real Redis of this test's own; the test is skipped where there is none."""
+    async with redis_server(tmp_path) as started:
         yield started
 
 

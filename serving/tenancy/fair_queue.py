@@ -1,8 +1,8 @@
 """What waits for a slot, and who is next: fair between tenants in tokens, by urgency, and no request for ever.
 
-Each tenant has a count of the tokens that were served to it. Of the most urgent requests that wait, the next one is that of the
+Each tenant has a count of the tokens that were served to it. Of the most urgent class that waits, the next request is that of the
 tenant with the least. A tenant that comes back from being away starts level with the least of those that wait: time away is no
-credit (the "virtual token counter" of fair serving). A request becomes one class more urgent with each `age_seconds` it waits.
+credit (the "virtual token counter" of fair serving). A class that was passed over for `turn` others has its turn.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Waiting:
     urgency: int
     """Its class when it came."""
     since: float
+    is_here: bool = False
+    """It is in the queue."""
 
 
 @dataclass(slots=True)
@@ -42,10 +44,12 @@ class _Backlog:
 class FairQueue:
     """Bounded in requests and in the bytes of their bodies. Does no waiting itself: times are given to it."""
 
-    def __init__(self, *, most_requests: int, most_body_bytes: int, age_seconds: float) -> None:
+    def __init__(self, *, most_requests: int, most_body_bytes: int, turn: int) -> None:
         self._most_requests = most_requests
         self._most_body_bytes = most_body_bytes
-        self._age_seconds = age_seconds
+        self._turn = turn
+        self._passed_over = [0] * CLASSES
+        """How many more urgent requests were taken while one of that class waited."""
         self._backlogs: dict[str, _Backlog] = {}
         self._served: dict[str, float] = {}
         """Tokens by tenant, lifted when it comes back."""
@@ -88,23 +92,37 @@ class FairQueue:
         if not backlog.requests:
             del self._backlogs[waiting.tenant]
 
-    def take(self, now: float) -> Waiting | None:
+    def take(self) -> Waiting | None:
         """The next one, which is then no longer here and is charged to its tenant."""
-        best: Waiting | None = None
-        best_rank = (0, 0.0, 0.0)
+        best: list[tuple[float, float, Waiting] | None] = [None] * CLASSES
         for tenant, backlog in self._backlogs.items():
             served = self._served[tenant]
-            for line in backlog.lines:
+            for urgency, line in enumerate(backlog.lines):
                 if line:
-                    waiting = line[0]
-                    rank = (self._urgency(waiting, now), served, waiting.since)
-                    if best is None or rank < best_rank:
-                        best, best_rank = waiting, rank
-        if best is not None:
-            self.remove(best)
-            self._level = best_rank[1]
-            self._served[best.tenant] += best.cost_tokens
-        return best
+                    rank, other = (served, line[0].since, line[0]), best[urgency]
+                    if other is None or rank[:2] < other[:2]:
+                        best[urgency] = rank
+        chosen = self._next_class([each is not None for each in best])
+        if chosen is None:
+            return None
+        found = best[chosen]
+        assert found is not None
+        served, _, waiting = found
+        self.remove(waiting)
+        self._level = served
+        self._served[waiting.tenant] += waiting.cost_tokens
+        return waiting
+
+    def _next_class(self, waits: list[bool]) -> int | None:
+        """The most urgent one, or one that was passed over for too long."""
+        classes = [urgency for urgency in range(CLASSES) if waits[urgency]]
+        if not classes:
+            return None
+        chosen = next((urgency for urgency in reversed(classes) if self._passed_over[urgency] >= self._turn), classes[0])
+        self._passed_over[chosen] = 0
+        for urgency in classes:
+            self._passed_over[urgency] += urgency > chosen
+        return chosen
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Served without waiting, or more than was thought, or less (negative)."""
@@ -128,9 +146,6 @@ class FairQueue:
             before += sum(w.cost_tokens for line in backlog.lines[:urgency] for w in line)
             before += min(sum(w.cost_tokens for w in backlog.lines[urgency]), mine)
         return before
-
-    def _urgency(self, waiting: Waiting, now: float) -> int:
-        return max(0, waiting.urgency - int((now - waiting.since) / self._age_seconds))
 
     def _victim(self, newcomer: Waiting, *, by_requests: bool) -> Waiting | None:
         """The newest and least urgent request of the tenant that has the most here; None when that is the newcomer's."""
@@ -156,6 +171,7 @@ class FairQueue:
             self._served = {name: served for name, served in self._served.items() if name in kept or served > floor}
 
     def _count(self, backlog: _Backlog, waiting: Waiting, sign: int) -> None:
+        waiting.is_here = sign > 0
         backlog.requests += sign
         backlog.body_bytes += sign * waiting.body_bytes
         backlog.tokens += sign * waiting.cost_tokens

@@ -43,9 +43,7 @@ class Slots:
         self._wait_seconds = settings.wait_seconds
         self._waited = waited
         self._clock = clock
-        self.queue = FairQueue(
-            most_requests=settings.requests, most_body_bytes=settings.body_bytes, age_seconds=settings.age_seconds
-        )
+        self.queue = FairQueue(most_requests=settings.requests, most_body_bytes=settings.body_bytes, turn=settings.turn)
         self.in_use = 0
         self._held_seconds = 0.0
         self._held_tokens = 0.0
@@ -82,10 +80,11 @@ class Slots:
         Raises: Overloaded when the queue is full or when no slot is expected, or comes, in time.
         """
         now = self._clock()
-        left_seconds = min(self._wait_seconds, ends - now)
-        expected_seconds = self._seconds(self.queue.tokens_before(tenant, cost_tokens, urgency))
+        # Its own time has to cover its answer, too.
+        left_seconds = min(self._wait_seconds, ends - now - self._answer_seconds(cost_tokens))
+        expected_seconds = self._wait_for(self.queue.tokens_before(tenant, cost_tokens, urgency))
         if expected_seconds > left_seconds:
-            words = f"No slot is expected within {max(0.0, left_seconds):.3g} s. Try again later."
+            words = "No slot is expected in time. Try again later."
             raise self._refusal(words, "wait_too_long", expected_seconds - left_seconds)
         place = Place(tenant, cost_tokens, body_bytes, urgency, now)
         loop = asyncio.get_running_loop()
@@ -102,9 +101,9 @@ class Slots:
         try:
             await place.granted
         except asyncio.CancelledError:
-            if place.granted.cancelled():
+            if place.is_here:
                 self.queue.remove(place)
-            elif place.granted.exception() is None:
+            elif not place.granted.cancelled() and place.granted.exception() is None:
                 self.in_use -= 1
                 self.queue.charge(tenant, -cost_tokens)
                 self._hand_on()
@@ -116,8 +115,12 @@ class Slots:
     def _hand_on(self) -> None:
         queue = self.queue
         while queue.requests and self.in_use < self._capacity():
-            place = queue.take(self._clock())
+            place = queue.take()
             assert isinstance(place, Place)
+            if place.granted.done():
+                # Its client has left, and its task has not run yet.
+                queue.charge(place.tenant, -place.cost_tokens)
+                continue
             self.in_use += 1
             place.granted.set_result(None)
 
@@ -126,10 +129,10 @@ class Slots:
         self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_for_slots) if self.queue.requests else None
 
     def _expire(self, place: Place) -> None:
-        if not place.granted.done():
+        if place.is_here:
             self.queue.remove(place)
             words = "No slot became free in time. Try again later."
-            self._refuse(place, self._refusal(words, "queue_timeout", self._seconds(self.queue.tokens)))
+            self._refuse(place, self._refusal(words, "queue_timeout", self._wait_for(self.queue.tokens)))
 
     def _refuse(self, waiting: Waiting, error: Overloaded) -> None:
         assert isinstance(waiting, Place)
@@ -137,13 +140,18 @@ class Slots:
             waiting.granted.set_exception(error)
 
     def _full(self) -> Overloaded:
-        return self._refusal("The queue for this model is full. Try again later.", "queue_full", self._seconds(self.queue.tokens))
+        return self._refusal(
+            "The queue for this model is full. Try again later.", "queue_full", self._wait_for(self.queue.tokens)
+        )
 
     def _refusal(self, words: str, code: str, seconds: float) -> Overloaded:
         return Overloaded(words, code=code, retry_after_seconds=min(max(1, math.ceil(seconds)), LONGEST_RETRY_SECONDS))
 
-    def _seconds(self, tokens: int) -> float:
-        """How long the engines are busy with so many tokens, as far as that is known."""
-        if not self._held_tokens:
-            return 0.0
-        return tokens * self._held_seconds / self._held_tokens / max(1, self._capacity())
+    def _wait_for(self, tokens_before: int) -> float:
+        """How long it takes until the engines are through with so many tokens and one more slot is free; 0 while nothing is
+        known of how long requests take."""
+        return self._answer_seconds(tokens_before + self._held_tokens) / max(1, self._capacity())
+
+    def _answer_seconds(self, tokens: float) -> float:
+        """How long a request of that size has its slot."""
+        return tokens * self._held_seconds / self._held_tokens if self._held_tokens else 0.0
