@@ -22,6 +22,8 @@ _LEAST_ANSWERS = 8
 _KNOWN = 4096
 """Pairs of tenant and model of which answers are remembered."""
 _PERCENTILE = 0.95
+_MULTIPLE = frozenset(("n", "best_of", "prompt"))
+"""Members by which a request may ask for several answers."""
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _LEFT = frozenset((Outcome.CLIENT_CANCELLED, Outcome.CLIENT_SLOW, Outcome.DEADLINE_EXCEEDED))
 """The request was given up by its client, or by the time that was given to it."""
@@ -74,23 +76,28 @@ class Claims:
         if ctx.route.dialect.output_key is None:
             _refuse_what_never_fits(prompt, None, limits)
             return Guess(prompt, 0)
-        answers = _answers(ctx.document)
-        most = _most_tokens(ctx.document)
+        document = ctx.document
+        answers = 1 if document.keys().isdisjoint(_MULTIPLE) else _answers(document)
+        most = _most_tokens(document)
         _refuse_what_never_fits(prompt, None if most is None else most * answers, limits)
         known = self._outputs.get((tenant.name, ctx.model))
-        usual = known.percentile if known is not None else None
-        asked = [each * answers for each in (most, tenant.parameters.max_tokens) if each is not None]
-        if usual is not None:
-            asked.append(usual)
-        output = min(asked) if asked else UNKNOWN_OUTPUT_TOKENS * answers
+        output = known.percentile if known is not None and known.percentile is not None else None
+        cap = tenant.parameters.max_tokens
+        if most is not None and (output is None or most * answers < output):
+            output = most * answers
+        if cap is not None and (output is None or cap * answers < output):
+            output = cap * answers
+        if output is None:
+            output = UNKNOWN_OUTPUT_TOKENS * answers
         if limits is not None and limits.tokens is not None:
             # What nobody asked for must not shut a request out.
             output = min(output, max(0, limits.tokens - prompt))
         return Guess(prompt, output)
 
     def claim(self, ctx: RequestContext, guess: Guess) -> Claim:
-        usage = Usage(guess.prompt_tokens, None, guess.output_tokens)
-        return Claim(1, guess.tokens, self._prices.nano_dollars(ctx.model, usage))
+        return Claim(
+            1, guess.prompt_tokens + guess.output_tokens, self._price(ctx, guess.prompt_tokens, None, guess.output_tokens)
+        )
 
     def used(self, ctx: RequestContext, guess: Guess) -> Claim:
         """What an ended request counts for.
@@ -106,8 +113,13 @@ class Claims:
         output = usage.output_tokens
         if output is None:
             output = guess.output_tokens if ctx.outcome is Outcome.OK else 0
-        truth = Usage(prompt, usage.cached_tokens, output)
-        return Claim(1, prompt + output, self._prices.nano_dollars(ctx.model, truth))
+        return Claim(1, prompt + output, self._price(ctx, prompt, usage.cached_tokens, output))
+
+    def _price(self, ctx: RequestContext, prompt_tokens: int, cached_tokens: int | None, output_tokens: int) -> int:
+        """In nano-dollars."""
+        if not self._prices.has(ctx.model):
+            return 0
+        return self._prices.nano_dollars(ctx.model, Usage(prompt_tokens, cached_tokens, output_tokens))
 
     def learn(self, ctx: RequestContext) -> None:
         """Take an ended request whose output the engine said."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import get_args
 
@@ -113,7 +112,7 @@ class Admission:
         if limits is not None:
             lease.limits = limits
             found = self._quotas.reserve(tenant.name, limits, self._claims.claim(ctx, guess))
-            verdict: Verdict = await found if inspect.isawaitable(found) else found
+            verdict = found if isinstance(found, Verdict) else await found
             lease.standing, lease.reservation = verdict.standing, verdict.reservation
             if verdict.refused_by is not None:
                 self._refused(tenant.name, verdict.refused_by)
@@ -186,7 +185,7 @@ def _urgency(ctx: RequestContext, tenant: Tenant) -> int:
 
 
 def _refusal(verdict: Verdict, limits: Limits, ctx: RequestContext) -> RequestError:
-    fields = limit_fields(limits, verdict.standing, ctx.route.dialect)
+    fields = dict(limit_fields(limits, verdict.standing, ctx.route.dialect))
     if verdict.refused_by is Limit.DOLLARS:
         words = "The dollars of this day are used up. They are there again at midnight UTC."
         return QuotaSpent(words, headers={**fields, "x-should-retry": "false"})

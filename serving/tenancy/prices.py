@@ -14,6 +14,10 @@ from serving.tenancy.quotas import NANO_DOLLARS
 class Prices(Protocol):
     """Knows the price of a model's tokens."""
 
+    def has(self, model: str) -> bool:
+        """Whether anything is billed of that model."""
+        ...
+
     def nano_dollars(self, model: str, usage: Usage) -> int:
         """Of a request with that usage, at the model that engines serve under that name; 0 where nothing is billed."""
         ...
@@ -39,6 +43,9 @@ class ListedPrices:
                 prompt = _nano(prices.prompt)
                 cached = prompt if prices.cached_prompt is None else _nano(prices.cached_prompt)
                 self._prices[name] = _Price(prompt, cached, _nano(prices.completion), _nano(prices.request))
+
+    def has(self, model: str) -> bool:
+        return model in self._prices
 
     def nano_dollars(self, model: str, usage: Usage) -> int:
         price = self._prices.get(model)

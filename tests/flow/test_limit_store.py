@@ -33,9 +33,9 @@ CLOSED = {"when_down": "closed", "retry_seconds": 0.2}
 
 
 @contextlib.asynccontextmanager
-async def two_gateways(engine: ScriptedEngine, url: str, **sections: Any) -> AsyncIterator[list[RunningGateway]]:
+async def two_gateways(engine: ScriptedEngine | None, url: str, **sections: Any) -> AsyncIterator[list[RunningGateway]]:
     store = {"url": url} | sections.pop("store", SHARE)
-    settings = settings_over({"e1": engine}, limits={"store": store}, **sections)
+    settings = settings_over({} if engine is None else {"e1": engine}, limits={"store": store}, **sections)
     async with RunningGateway(settings) as first, RunningGateway(settings) as second:
         yield [first, second]
 
