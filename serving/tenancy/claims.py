@@ -95,9 +95,8 @@ class Claims:
         return Guess(prompt, output)
 
     def claim(self, ctx: RequestContext, guess: Guess) -> Claim:
-        return Claim(
-            1, guess.prompt_tokens + guess.output_tokens, self._price(ctx, guess.prompt_tokens, None, guess.output_tokens)
-        )
+        prompt, output = guess
+        return Claim(1, prompt + output, self._price(ctx, prompt, None, output))
 
     def used(self, ctx: RequestContext, guess: Guess) -> Claim:
         """What an ended request counts for.

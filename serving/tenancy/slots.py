@@ -48,6 +48,8 @@ class Slots:
         self._held_seconds = 0.0
         self._held_tokens = 0.0
         """Running means of a request: how long it has its slot, and how many tokens it was thought to be."""
+        self._spread_seconds = 0.0
+        """The running mean of how far off the expected time was."""
         self._look: asyncio.TimerHandle | None = None
 
     @property
@@ -70,6 +72,8 @@ class Slots:
         if used_tokens:
             # One that failed at once says nothing of how long requests take.
             weight = _WEIGHT if self._held_tokens else 1.0
+            off_seconds = abs(held_seconds - self._answer_seconds(cost_tokens)) if self._held_tokens else 0.0
+            self._spread_seconds += weight * (off_seconds - self._spread_seconds)
             self._held_seconds += weight * (held_seconds - self._held_seconds)
             self._held_tokens += weight * (cost_tokens - self._held_tokens)
         self._hand_on()
@@ -80,8 +84,9 @@ class Slots:
         Raises: Overloaded when the queue is full or when no slot is expected, or comes, in time.
         """
         now = self._clock()
-        # Its own time has to cover its answer, too.
-        left_seconds = min(self._wait_seconds, ends - now - self._answer_seconds(cost_tokens))
+        # Its own time has to cover its answer, too, and what is begun should be finished.
+        answer_seconds = self._answer_seconds(cost_tokens) + 2 * self._spread_seconds
+        left_seconds = min(self._wait_seconds, ends - now - answer_seconds)
         expected_seconds = self._wait_for(self.queue.tokens_before(tenant, cost_tokens, urgency))
         if expected_seconds > left_seconds:
             words = "No slot is expected in time. Try again later."
