@@ -42,8 +42,8 @@ from serving.routing.choose import Chooser
 from serving.routing.models import public_models
 from serving.routing.retries import RetryBudget
 from serving.settings import LimitSettings, Settings, TracingSettings
+from serving.tenancy.accounts import Accounts, check_accounts
 from serving.tenancy.estimates import TokenEstimates
-from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class Gateway:
         self.chooser = Chooser()
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
-        identities = Identities(settings.auth, settings.tenants, settings.limits.parameters)
+        self.accounts = Accounts(settings, self.metrics)
+        identities = self.accounts.identities
         models = public_models(settings.models, [*(e.model for e in settings.endpoints), *(p.model for p in settings.pools)])
         self.pipeline = Pipeline(
             identities=identities,
@@ -91,6 +92,7 @@ class Gateway:
             retry_budget=self.retry_budget,
             settings=settings.relay,
             tracing=self.tracing,
+            ledger=self.accounts.ledger,
         )
         own_address = settings.server.operator_port is not None
         api = create_api(
@@ -104,7 +106,9 @@ class Gateway:
         )
         api.router.lifespan_context = self._lifespan
         self.operator_api = Named(
-            create_operator_api(models=models, fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
+            create_operator_api(
+                models=models, fleet=self.fleet, identities=identities, metrics=self.metrics, draining=lambda: self.draining
+            )
         )
         self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
@@ -162,6 +166,7 @@ class Gateway:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self.tracing is not None:
             self.tracing.start()
+        await self.accounts.start()
         async with self.relay, self.probe, self.discovery:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
@@ -173,6 +178,7 @@ class Gateway:
                 sweep.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await sweep
+        await self.accounts.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
@@ -324,6 +330,7 @@ def run_gateway(settings: Settings) -> int:
     _fill_standard_descriptors()
     writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)
+    check_accounts(settings)
     gateway = create_app(settings, writer)
     if not settings.endpoints and not settings.pools:
         log.warning("no endpoints are set, so no request can be served; list them under `endpoints` or `pools`")

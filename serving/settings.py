@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
+from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models
 from serving.strict_yaml import read_yaml
 from serving.tenant_settings import ParameterLimits as ParameterLimits
@@ -276,7 +277,7 @@ class KeySettings(_Section):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class AuthSettings(_Section):
+class AuthSettings(KeySourceSettings):
     """Who may ask. Without keys everybody may, as the tenant `default`."""
 
     api_key: SecretStr | None = None
@@ -285,7 +286,8 @@ class AuthSettings(_Section):
     isolate_caches: bool = True
     """Several tenants do not share an engine's prefix cache: whether a prompt is cached would tell what others asked."""
     cache_secret: SecretStr | None = None
-    """What the tenants' cache salts are made with; give all replicas the same. Without it each process makes its own."""
+    """What the tenants' cache salts are made with; give all replicas the same. None: made from `key_secret` where there is
+    one, else each process makes its own."""
 
     @model_validator(mode="after")
     def _distinct(self) -> AuthSettings:
@@ -295,7 +297,7 @@ class AuthSettings(_Section):
                 raise ValueError(f"keys: the key {sha256[:8]}… is listed twice")
         return self
 
-    @field_validator("api_key", "cache_secret", mode="after")
+    @field_validator("api_key", "cache_secret", "key_secret", mode="after")
     @classmethod
     def _filled(cls, secret: SecretStr | None) -> SecretStr | None:
         """Secrets that come from files end in a newline that nobody means."""
@@ -387,6 +389,9 @@ class Settings(BaseSettings):
     auth: AuthSettings = AuthSettings()
     tenants: dict[TenantName, TenantSettings] = {}
     """By the name that keys carry. Without any, every tenant that has a key may do what the gateway's own limits allow."""
+    database: DatabaseSettings = DatabaseSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    prices: PricesSettings = PricesSettings()
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
@@ -424,9 +429,24 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _known_tenants(self) -> Settings:
-        served = {*self.models, *(pool.model for pool in self.pools), *(endpoint.model for endpoint in self.endpoints)}
-        check_tenants(self.tenants, [key.tenant for key in self.auth.keys], served)
+        served = {*(pool.model for pool in self.pools), *(endpoint.model for endpoint in self.endpoints)}
+        pools = {*(pool.name for pool in self.pools), *(endpoint.pool for endpoint in self.endpoints)}
+        check_tenants(self.tenants, [key.tenant for key in self.auth.keys], {*self.models, *served})
+        check_prices(self.prices, self.models, served, pools)
         return self
+
+    @model_validator(mode="after")
+    def _secret_for_keys(self) -> Settings:
+        if self.auth.key_secret is None and (self.auth.key_file is not None or self.database.kind == "postgresql"):
+            source = "auth.key_file" if self.auth.key_file is not None else "a PostgreSQL database"
+            raise ValueError(f"auth.key_secret: is missing: the keys of {source} are hashed with it; give all gateways the same")
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody needs a key because there is no place for any."""
+        auth = self.auth
+        return auth.api_key is None and not auth.keys and auth.key_file is None and self.database.kind is None
 
     @model_validator(mode="after")
     def _distinct_pools(self) -> Settings:
