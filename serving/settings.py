@@ -6,6 +6,7 @@ A nested field is spelt with two underscores: `SERVING_SERVER__PORT=8080`. This 
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,6 +39,13 @@ def _host(host: str) -> str:
     if not _is_host(host):
         raise ValueError("must be an IP address or a valid host name")
     return host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _is_host(host: str) -> bool:
@@ -447,6 +455,17 @@ class Settings(BaseSettings):
         """Whether nobody needs a key because there is no place for any."""
         auth = self.auth
         return auth.api_key is None and not auth.keys and auth.key_file is None and self.database.kind is None
+
+    def check_reach(self, host: str) -> None:
+        """Whether a gateway with these settings may listen at `host`.
+
+        Raises: ConfigurationError when others than this machine can reach it and nobody is asked for a key.
+        """
+        if self.is_open and not self.auth.allow_anonymous and not _is_loopback(host):
+            raise ConfigurationError(
+                f"server.host: {host or 'every address'} can be reached from other machines, and nobody is asked for a key: "
+                "set auth.api_key, auth.keys, auth.key_file or database.url, or auth.allow_anonymous: true"
+            )
 
     @model_validator(mode="after")
     def _distinct_pools(self) -> Settings:

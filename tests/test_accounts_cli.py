@@ -77,7 +77,7 @@ def test_a_key_is_shown_once_and_opens_its_tenant(shell: Shell) -> None:
     assert "this once" in said and key not in said
     assert shell.tenant_of(key) == "red"
     (only,) = shell.listed()
-    assert (only["tenant"], listed["state"], listed["note"], listed["ends"]) == ("red", "valid", "for the tests", None)
+    assert (only["tenant"], only["state"], only["note"], only["ends"]) == ("red", "valid", "for the tests", None)
     assert only["id"] in key
     assert key.rpartition("-")[2] not in "".join(shell.run("keys", "list"))
 
@@ -85,7 +85,7 @@ def test_a_key_is_shown_once_and_opens_its_tenant(shell: Shell) -> None:
 def test_a_revoked_key_is_listed_and_opens_nothing(shell: Shell) -> None:
     key = shell.run("keys", "create", "red")[0].strip()
     (only,) = shell.listed()
-    assert shell.run("keys", "revoke", only["id"])[0] == f"The key {listed['id']} is revoked. Gateways refuse it within 5 s.\n"
+    assert shell.run("keys", "revoke", only["id"])[0] == f"The key {only['id']} is revoked. Gateways refuse it within 5 s.\n"
     assert shell.listed()[0]["state"] == "revoked"
     with pytest.raises(Exception, match="not valid"):
         shell.tenant_of(key)
@@ -143,8 +143,8 @@ def test_with_a_key_file_the_line_to_add_is_printed_and_works(file_shell: Shell,
     assert f"Add this line to the Secret behind {tmp_path}/keys:\n" in said
     (tmp_path / "keys").write_text(said.splitlines()[-1] + "\n")
     assert file_shell.tenant_of(key.strip()) == "red"
-    (listed,) = file_shell.listed()
-    assert (only["tenant"], listed["state"]) == ("red", "valid")
+    (only,) = file_shell.listed()
+    assert (only["tenant"], only["state"]) == ("red", "valid")
 
 
 def test_with_a_key_file_revoking_and_rotating_say_what_to_do(file_shell: Shell, tmp_path: Path) -> None:

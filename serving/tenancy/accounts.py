@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from functools import partial
 
 from serving.core.clock import monotonic
-from serving.core.errors import ConfigurationError
 from serving.observability.metrics import AccountMetrics, Metrics
 from serving.settings import Settings
 from serving.tenancy.bookkeeper import DATABASE, FILE, Bookkeeper
@@ -82,20 +80,9 @@ def check_accounts(settings: Settings) -> None:
 
     Raises: ConfigurationError.
     """
-    if settings.is_open and not settings.auth.allow_anonymous and not _is_loopback(settings.server.host):
-        raise ConfigurationError(
-            f"server.host: {settings.server.host or 'every address'} can be reached from other machines, and nobody is asked "
-            "for a key: set auth.api_key, auth.keys, auth.key_file or database.url, or auth.allow_anonymous: true"
-        )
+    settings.check_reach(settings.server.host)
     if settings.database.url is not None:
         try:
             open_database(settings.database).close()
         except DatabaseError as error:
             log.warning("the database cannot be reached yet: %s", error)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
