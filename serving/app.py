@@ -42,12 +42,12 @@ from serving.routing.choose import Chooser
 from serving.routing.models import public_models
 from serving.routing.retries import RetryBudget
 from serving.settings import LimitSettings, Settings, TracingSettings
+from serving.tenancy.accounts import Accounts, check_accounts
 from serving.tenancy.capacity import Capacity
 from serving.tenancy.claims import Claims
 from serving.tenancy.estimates import TokenEstimates
-from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
-from serving.tenancy.prices import ListedPrices
+from serving.tenancy.prices import Prices
 from serving.tenancy.quotas import LocalQuotas
 from serving.tenancy.readings import QueueReadings, limits_left
 from serving.tenancy.slots import Slots
@@ -84,14 +84,15 @@ class Gateway:
         self.admission = Admission(
             settings.limits,
             quotas=self.quotas,
-            claims=Claims(estimates, ListedPrices(settings.models)),
+            claims=_claims(settings, estimates),
             slots=self.slots,
             refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
         )
         self.chooser = Chooser()
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
-        identities = self._identities = Identities(settings.auth, settings.tenants, settings.limits.parameters)
+        self.accounts = Accounts(settings, self.metrics)
+        identities = self.accounts.identities
         models = public_models(settings.models, [*(e.model for e in settings.endpoints), *(p.model for p in settings.pools)])
         self.pipeline = Pipeline(
             identities=identities,
@@ -107,6 +108,7 @@ class Gateway:
             retry_budget=self.retry_budget,
             settings=settings.relay,
             tracing=self.tracing,
+            ledger=self.accounts.ledger,
         )
         own_address = settings.server.operator_port is not None
         api = create_api(
@@ -120,7 +122,9 @@ class Gateway:
         )
         api.router.lifespan_context = self._lifespan
         self.operator_api = Named(
-            create_operator_api(models=models, fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
+            create_operator_api(
+                models=models, fleet=self.fleet, identities=identities, metrics=self.metrics, draining=lambda: self.draining
+            )
         )
         self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
@@ -151,7 +155,7 @@ class Gateway:
         metrics.watch_pools(self._ready_by_pool)
         queues = QueueReadings(self.settings, self.fleet, self.slots)
         metrics.watch_queues(queues.waiting, queues.capacity, queues.in_use)
-        tenants, quotas = self._identities.tenants, self.quotas
+        tenants, quotas = self.accounts.identities.tenants, self.quotas
         metrics.watch_limits(lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
         if not isinstance(quotas, LocalQuotas):
             metrics.watch_limit_store(lambda: quotas.is_up)
@@ -184,6 +188,7 @@ class Gateway:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self.tracing is not None:
             self.tracing.start()
+        await self.accounts.start()
         async with self.quotas, self.relay, self.probe, self.discovery:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
@@ -195,6 +200,7 @@ class Gateway:
                 sweep.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await sweep
+        await self.accounts.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
@@ -207,6 +213,15 @@ def _quotas(settings: Settings, metrics: Metrics) -> LocalQuotas | SharedQuotas:
     from serving.tenancy.shared_quotas import SharedQuotas
 
     return SharedQuotas(store, failed=lambda reason: metrics.limit_store_failures.add((reason,)))
+
+
+def _claims(settings: Settings, estimates: TokenEstimates) -> Claims:
+    """Counts dollars only where there are prices."""
+    prices = settings.prices if settings.prices.models or settings.prices.pools else None
+    pools: dict[str, set[str]] = {}
+    for model, pool in (*((e.model, e.pool) for e in settings.endpoints), *((p.model, p.name) for p in settings.pools)):
+        pools.setdefault(model, set()).add(pool)
+    return Claims(estimates, None if prices is None else Prices(prices), pools)
 
 
 def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slots]:
@@ -368,6 +383,7 @@ def run_gateway(settings: Settings) -> int:
     _fill_standard_descriptors()
     writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)
+    check_accounts(settings)
     gateway = create_app(settings, writer)
     if not settings.endpoints and not settings.pools:
         log.warning("no endpoints are set, so no request can be served; list them under `endpoints` or `pools`")

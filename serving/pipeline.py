@@ -51,6 +51,7 @@ from serving.routing.retries import RetryBudget
 from serving.settings import RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
+from serving.tenancy.ledger import Ledger
 from serving.tenancy.limits import Admission, Lease
 from serving.tenancy.tenants import Identity, Tenant
 
@@ -102,6 +103,7 @@ class Pipeline:
         retry_budget: RetryBudget,
         settings: RelaySettings,
         tracing: Tracing | None = None,
+        ledger: Ledger | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._identities = identities
@@ -119,6 +121,7 @@ class Pipeline:
         self._request_timeout_seconds = settings.request_timeout_seconds
         self._form_buffer_bytes = settings.form_buffer_bytes
         self._tracing = tracing
+        self._ledger = ledger
         self._clock = clock
         self.in_flight = 0
         self._unpublished: list[Passage] = []
@@ -317,7 +320,7 @@ class Pipeline:
     def _begin_attempt(self, passage: Passage, endpoint: Endpoint) -> None:
         ctx = passage.ctx
         ctx.attempts += 1
-        ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
+        ctx.endpoint, ctx.pool, ctx.target = endpoint.name, endpoint.pool, endpoint.target
         passage.endpoint = endpoint
         if self._tracing is not None:
             self._tracing.begin_attempt(ctx, self._clock())
@@ -493,6 +496,8 @@ class Pipeline:
         ctx = passage.ctx
         self._count(passage)
         self._metrics.settle(ctx, passage.ended)
+        if self._ledger is not None and passage.identity is not None:
+            self._ledger.add(ctx, passage.identity, passage.ended)
         if self._request_log is not None:
             self._request_log.settle(ctx, passage.ended, now)
         if self._tracing is not None:

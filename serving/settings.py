@@ -6,6 +6,7 @@ A nested field is spelt with two underscores: `SERVING_SERVER__PORT=8080`. This 
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
+from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.limit_settings import LimitStoreSettings, QueueSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
 from serving.strict_yaml import read_yaml
@@ -38,6 +40,13 @@ def _host(host: str) -> str:
     if not _is_host(host):
         raise ValueError("must be an IP address or a valid host name")
     return host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _is_host(host: str) -> bool:
@@ -279,7 +288,7 @@ class KeySettings(_Section):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class AuthSettings(_Section):
+class AuthSettings(KeySourceSettings):
     """Who may ask. Without keys everybody may, as the tenant `default`."""
 
     api_key: SecretStr | None = None
@@ -288,7 +297,8 @@ class AuthSettings(_Section):
     isolate_caches: bool = True
     """Several tenants do not share an engine's prefix cache: whether a prompt is cached would tell what others asked."""
     cache_secret: SecretStr | None = None
-    """What the tenants' cache salts are made with; give all replicas the same. Without it each process makes its own."""
+    """What the tenants' cache salts are made with; give all replicas the same. None: made from `key_secret` where there is
+    one, else each process makes its own."""
 
     @model_validator(mode="after")
     def _distinct(self) -> AuthSettings:
@@ -298,7 +308,7 @@ class AuthSettings(_Section):
                 raise ValueError(f"keys: the key {sha256[:8]}… is listed twice")
         return self
 
-    @field_validator("api_key", "cache_secret", mode="after")
+    @field_validator("api_key", "cache_secret", "key_secret", mode="after")
     @classmethod
     def _filled(cls, secret: SecretStr | None) -> SecretStr | None:
         """Secrets that come from files end in a newline that nobody means."""
@@ -396,6 +406,9 @@ class Settings(BaseSettings):
     auth: AuthSettings = AuthSettings()
     tenants: dict[TenantName, TenantSettings] = {}
     """By the name that keys carry. Without any, every tenant that has a key may do what the gateway's own limits allow."""
+    database: DatabaseSettings = DatabaseSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    prices: PricesSettings = PricesSettings()
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
@@ -439,18 +452,31 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _priced_where_dollars_are_limited(self) -> Settings:
-        served = {*(endpoint.model for endpoint in self.endpoints), *(pool.model for pool in self.pools)}
-        priced = {name for name, model in self.models.items() if model.listing is not None}
+        pools: dict[str, dict[str, bool]] = {}
+        for endpoint in self.endpoints:
+            pools.setdefault(endpoint.model, {})[endpoint.pool] = "generate" in endpoint.tasks
+        for pool in self.pools:
+            pools.setdefault(pool.model, {})[pool.name] = "generate" in pool.tasks
         for name, tenant in self.tenants.items():
             if tenant.limits.dollars_per_day is None:
                 continue
-            for model in sorted(served if tenant.models is None else {served_name(each, self.models) for each in tenant.models}):
-                if model not in priced:
-                    raise ValueError(
-                        f"tenants.{name}.limits.dollars_per_day: needs the price of each model that the tenant may use, "
-                        f"and {model!r} has none; give it as models.{model}.listing.prices"
-                    )
+            asked = [served_name(model, self.models) for model in tenant.models or pools]
+            behind = [
+                served_name(each, self.models) for model in asked if model in self.models for each in self.models[model].fallbacks
+            ]
+            for model in dict.fromkeys((*asked, *behind)):
+                self._check_priced(name, model, pools.get(model, {}))
         return self
+
+    def _check_priced(self, tenant: str, model: str, pools: Mapping[str, bool]) -> None:
+        """`pools` of the model, and whether they make output."""
+        for pool, generates in pools.items():
+            prices = self.prices.pools.get(pool) or self.prices.models.get(model)
+            if prices is None or prices.prompt is None or (generates and prices.output is None):
+                raise ValueError(
+                    f"tenants.{tenant}.limits.dollars_per_day: needs the prices of prompt and output of each model that the "
+                    f"tenant may use, and {model!r} in the pool {pool!r} has not both; give them as prices.models.{model}"
+                )
 
     @model_validator(mode="after")
     def _known_models(self) -> Settings:
@@ -462,9 +488,35 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _known_tenants(self) -> Settings:
-        served = {*self.models, *(pool.model for pool in self.pools), *(endpoint.model for endpoint in self.endpoints)}
-        check_tenants(self.tenants, [key.tenant for key in self.auth.keys], served)
+        served = {*(pool.model for pool in self.pools), *(endpoint.model for endpoint in self.endpoints)}
+        pools = {*(pool.name for pool in self.pools), *(endpoint.pool for endpoint in self.endpoints)}
+        check_tenants(self.tenants, [key.tenant for key in self.auth.keys], {*self.models, *served})
+        check_prices(self.prices, self.models, served, pools)
         return self
+
+    @model_validator(mode="after")
+    def _secret_for_keys(self) -> Settings:
+        if self.auth.key_secret is None and (self.auth.key_file is not None or self.database.kind == "postgresql"):
+            source = "auth.key_file" if self.auth.key_file is not None else "a PostgreSQL database"
+            raise ValueError(f"auth.key_secret: is missing: the keys of {source} are hashed with it; give all gateways the same")
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody needs a key because there is no place for any."""
+        auth = self.auth
+        return auth.api_key is None and not auth.keys and auth.key_file is None and self.database.kind is None
+
+    def check_reach(self, host: str) -> None:
+        """Whether a gateway with these settings may listen at `host`.
+
+        Raises: ConfigurationError when others than this machine can reach it and nobody is asked for a key.
+        """
+        if self.is_open and not self.auth.allow_anonymous and not _is_loopback(host):
+            raise ConfigurationError(
+                f"server.host: {host or 'every address'} can be reached from other machines, and nobody is asked for a key: "
+                "set auth.api_key, auth.keys, auth.key_file or database.url, or auth.allow_anonymous: true"
+            )
 
     @model_validator(mode="after")
     def _distinct_pools(self) -> Settings:

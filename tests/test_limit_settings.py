@@ -49,9 +49,16 @@ def test_a_store_that_is_lost_is_known_in_time(field: str, value: float) -> None
 def test_dollars_need_a_price() -> None:
     tenants = {"a": {"limits": {"dollars_per_day": 5}}}
     text = refusal(endpoints=[endpoint()], tenants=tenants)
-    assert "tenants.a.limits.dollars_per_day" in text and "models.tiny.listing.prices" in text
-    listing = {"name": "Tiny", "context_tokens": 10, "parameters": {}, "prices": {"prompt": "0.000001"}}
-    models = {"tiny": {"listing": listing}, "other": {}}
-    Settings.model_validate({"endpoints": [endpoint()], "tenants": tenants, "models": models})
-    free = {"tiny": {"listing": listing | {"prices": None, "is_free": True}}}
-    Settings.model_validate({"endpoints": [endpoint()], "tenants": tenants, "models": free})
+    assert "tenants.a.limits.dollars_per_day" in text and "prices.models.tiny" in text
+    half = {"models": {"tiny": {"prompt": 1}}}
+    assert "prices.models.tiny" in refusal(endpoints=[endpoint()], tenants=tenants, prices=half)
+    Settings.model_validate({"endpoints": [endpoint(tasks=["embed"])], "tenants": tenants, "prices": half})
+    whole = {"models": {"tiny": {"prompt": 1, "output": 0}}}
+    Settings.model_validate({"endpoints": [endpoint()], "tenants": tenants, "prices": whole})
+    by_pool = {"pools": {"default": {"prompt": 1, "output": 2}}}
+    Settings.model_validate({"endpoints": [endpoint()], "tenants": tenants, "prices": by_pool})
+    other = {"a": {"models": ["other"], "limits": {"dollars_per_day": 5}}}
+    Settings.model_validate({"endpoints": [endpoint()], "models": {"other": {}}, "tenants": other})
+    models = {"other": {"fallbacks": ["tiny"]}}
+    text = refusal(endpoints=[endpoint()], models=models, tenants=other)
+    assert "'tiny'" in text, "what may answer in its place costs, too"

@@ -40,7 +40,7 @@ def create_api(
     With `published`, it tells the OpenAPI document of a gateway with these settings.
     """
     api = _bare_api()
-    _add_probes(api, models, fleet, draining)
+    _add_probes(api, models, fleet, draining, identities)
     if metrics is not None:
         _add_metrics(api, metrics)
 
@@ -56,16 +56,18 @@ def create_api(
 
 
 def create_operator_api(
-    *, models: Mapping[str, PublicModel], fleet: Fleet, metrics: Metrics, draining: Callable[[], bool]
+    *, models: Mapping[str, PublicModel], fleet: Fleet, identities: Identities, metrics: Metrics, draining: Callable[[], bool]
 ) -> FastAPI:
     """What operators see at an address of their own."""
     api = _bare_api()
-    _add_probes(api, models, fleet, draining)
+    _add_probes(api, models, fleet, draining, identities)
     _add_metrics(api, metrics)
     return api
 
 
-def _add_probes(api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, draining: Callable[[], bool]) -> None:
+def _add_probes(
+    api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, draining: Callable[[], bool], identities: Identities
+) -> None:
     served = tuple(dict.fromkeys(model.served for model in models.values()))
 
     @api.api_route("/livez", methods=["GET", "HEAD"])
@@ -76,7 +78,7 @@ def _add_probes(api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, d
     @api.api_route("/health", methods=["GET", "HEAD"])
     async def readyz(response: Response) -> dict[str, object]:
         snapshot = fleet.snapshot
-        ready = snapshot.any_ready and not draining()
+        ready = snapshot.any_ready and identities.is_ready and not draining()
         response.status_code = 200 if ready else 503
         return {
             "status": "draining" if draining() else "ready" if ready else "not ready",

@@ -99,6 +99,8 @@ class RequestContext:
     """Where the client looks for the text of the model's reasoning; empty where the engine's own field is right."""
     stream: bool = False
     pool: str = ""
+    target: str = ""
+    """The kind of hardware that the attempt under way, or the last one, is at."""
     endpoint: str = ""
     attempts: int = 0
 

@@ -121,6 +121,38 @@ class BulkCounter(Collector):
         yield family
 
 
+class AccountMetrics:
+    """The series of keys and the ledger; there only where a database or a key file is."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.database_up = Gauge(
+            "serving_database_up", "1 while the database of keys and ledger answers, 0 while it is away.", registry=registry
+        )
+        self.keys_age = Gauge(
+            "serving_keys_age_seconds",
+            "How long ago the keys were last known to be those of the database; the age of the last known ones while it is away.",
+            registry=registry,
+        )
+        self.keys_ignored = Gauge(
+            "serving_keys_ignored",
+            "Keys that open nothing: of a tenant that the settings do not list, or hashed with another secret.",
+            ("reason",),
+            registry=registry,
+        )
+        self.records_waiting = Gauge(
+            "serving_ledger_waiting_records", "Records of ended requests that are only in memory.", registry=registry
+        )
+        self.records = BulkCounter(
+            "serving_ledger_records",
+            "Records of ended requests: written to the database, or spilled to a file until it takes them; and never written: "
+            "dropped since too many waited, refused by the database, lost_at_stop.",
+            ("result",),
+        )
+        for result in ("written", "spilled", "dropped", "refused", "lost_at_stop"):
+            self.records.add((result,), 0)
+        registry.register(self.records)
+
+
 class Metrics:
     """The series of one gateway process, in a registry of their own."""
 

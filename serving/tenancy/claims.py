@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from serving.core.context import RequestContext, Usage
 from serving.core.errors import InvalidRequest
 from serving.core.outcomes import Outcome
 from serving.tenancy.estimates import TokenEstimates
-from serving.tenancy.prices import Prices
+from serving.tenancy.prices import Cost, Prices
 from serving.tenancy.quotas import NOTHING, Claim, Limits
 from serving.tenancy.tenants import Tenant
 
@@ -63,9 +64,13 @@ class _Outputs:
 class Claims:
     """Guesses, and learns from how it was."""
 
-    def __init__(self, estimates: TokenEstimates, prices: Prices) -> None:
+    def __init__(
+        self, estimates: TokenEstimates, prices: Prices | None = None, pools: Mapping[str, Collection[str]] | None = None
+    ) -> None:
+        """Without `prices` nothing costs dollars. `pools` by the model that they serve: of them the dearest is reserved."""
         self._estimates = estimates
         self._prices = prices
+        self._pools = pools or {}
         self._outputs: dict[tuple[str, str], _Outputs] = {}
 
     def guess(self, ctx: RequestContext, tenant: Tenant, limits: Limits | None) -> Guess:
@@ -96,7 +101,12 @@ class Claims:
 
     def claim(self, ctx: RequestContext, guess: Guess) -> Claim:
         prompt, output = guess
-        return Claim(1, prompt + output, self._price(ctx, prompt, None, output))
+        dollars = 0
+        if self._prices is not None:
+            usage = Usage(prompt, None, output)
+            pools = self._pools.get(ctx.model, ("",))
+            dollars = max(_sum(self._prices.cost(ctx.model, pool, usage)) for pool in pools)
+        return Claim(1, prompt + output, dollars)
 
     def used(self, ctx: RequestContext, guess: Guess) -> Claim:
         """What an ended request counts for.
@@ -112,13 +122,10 @@ class Claims:
         output = usage.output_tokens
         if output is None:
             output = guess.output_tokens if ctx.outcome is Outcome.OK else 0
-        return Claim(1, prompt + output, self._price(ctx, prompt, usage.cached_tokens, output))
-
-    def _price(self, ctx: RequestContext, prompt_tokens: int, cached_tokens: int | None, output_tokens: int) -> int:
-        """In nano-dollars."""
-        if not self._prices.has(ctx.model):
-            return 0
-        return self._prices.nano_dollars(ctx.model, Usage(prompt_tokens, cached_tokens, output_tokens))
+        dollars = 0
+        if self._prices is not None:
+            dollars = _sum(self._prices.cost(ctx.model, ctx.pool, Usage(prompt, usage.cached_tokens, output)))
+        return Claim(1, prompt + output, dollars)
 
     def learn(self, ctx: RequestContext) -> None:
         """Take an ended request whose output the engine said."""
@@ -132,6 +139,11 @@ class Claims:
                 self._outputs.pop(next(iter(self._outputs)))
             known = self._outputs[key] = _Outputs()
         known.add(output)
+
+
+def _sum(cost: Cost) -> int:
+    """In nano-dollars; what is unknown is not counted, and the settings see to it that nothing is where dollars are limited."""
+    return sum(each for each in cost if each is not None)
 
 
 def _refuse_what_never_fits(prompt_tokens: int, output_tokens: int | None, limits: Limits | None) -> None:

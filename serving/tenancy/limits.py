@@ -11,7 +11,8 @@ from serving.core.errors import InvalidRequest, Overloaded, QuotaSpent, RateLimi
 from serving.settings import LimitSettings
 from serving.tenancy.claims import Claims, Guess
 from serving.tenancy.limit_headers import limit_fields, limit_headers
-from serving.tenancy.quotas import NANO_DOLLARS, NOTHING, Limit, Limits, Quotas, Reservation, Standing, Verdict
+from serving.tenancy.prices import NANODOLLARS
+from serving.tenancy.quotas import NOTHING, Limit, Limits, Quotas, Reservation, Standing, Verdict
 from serving.tenancy.slots import LONGEST_RETRY_SECONDS, Slots
 from serving.tenancy.tenants import Tenant
 from serving.tenant_settings import PriorityClass, TenantLimits
@@ -170,7 +171,7 @@ def _limits(settings: TenantLimits) -> Limits | None:
         settings.requests_per_minute,
         settings.tokens_per_minute,
         settings.concurrency,
-        None if dollars is None else round(dollars * NANO_DOLLARS),
+        None if dollars is None else round(dollars * NANODOLLARS),
     )
 
 

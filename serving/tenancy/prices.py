@@ -1,60 +1,60 @@
-"""What a request costs, for limits in dollars."""
+"""What tokens cost, in whole billionths of a dollar, so that sums are exact."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from decimal import Decimal
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from serving.core.context import Usage
-from serving.model_settings import ModelSettings
-from serving.tenancy.quotas import NANO_DOLLARS
+from serving.ledger_settings import PricesSettings, TokenPrices
+
+NANODOLLARS = 1_000_000_000
+"""In a dollar."""
+_PER_TOKEN = NANODOLLARS / 1_000_000
 
 
-class Prices(Protocol):
-    """Knows the price of a model's tokens."""
+class Cost(NamedTuple):
+    """Billionths of a dollar by kind of token; None is unknown, which is not 0."""
 
-    def has(self, model: str) -> bool:
-        """Whether anything is billed of that model."""
-        ...
-
-    def nano_dollars(self, model: str, usage: Usage) -> int:
-        """Of a request with that usage, at the model that engines serve under that name; 0 where nothing is billed."""
-        ...
+    prompt: int | None = None
+    """Of the prompt tokens that were not cached; of all where `cached` is None."""
+    cached: int | None = None
+    output: int | None = None
 
 
-class _Price(NamedTuple):
-    """Nano-dollars."""
+class _Rates(NamedTuple):
+    """Billionths of a dollar for one token."""
 
-    prompt: float
-    cached: float
-    output: float
-    request: float
-
-
-class ListedPrices:
-    """The prices of `models.NAME.listing`."""
-
-    def __init__(self, models: Mapping[str, ModelSettings]) -> None:
-        self._prices: dict[str, _Price] = {}
-        for name, model in models.items():
-            prices = model.listing.prices if model.listing is not None else None
-            if prices is not None:
-                prompt = _nano(prices.prompt)
-                cached = prompt if prices.cached_prompt is None else _nano(prices.cached_prompt)
-                self._prices[name] = _Price(prompt, cached, _nano(prices.completion), _nano(prices.request))
-
-    def has(self, model: str) -> bool:
-        return model in self._prices
-
-    def nano_dollars(self, model: str, usage: Usage) -> int:
-        price = self._prices.get(model)
-        if price is None:
-            return 0
-        prompt, cached = usage.prompt_tokens or 0, usage.cached_tokens or 0
-        tokens = (prompt - cached) * price.prompt + cached * price.cached + (usage.output_tokens or 0) * price.output
-        return round(price.request + tokens)
+    prompt: float | None
+    cached: float | None
+    output: float | None
 
 
-def _nano(dollars: str | None) -> float:
-    return float(Decimal(dollars) * NANO_DOLLARS) if dollars is not None else 0.0
+UNKNOWN_COST = Cost()
+NOTHING = Cost(0, 0, 0)
+_UNPRICED = _Rates(None, None, None)
+
+
+class Prices:
+    """The prices of the settings."""
+
+    def __init__(self, settings: PricesSettings) -> None:
+        self._models = {name: _rates(prices) for name, prices in settings.models.items()}
+        self._pools = {name: _rates(prices) for name, prices in settings.pools.items()}
+
+    def cost(self, model: str, pool: str, usage: Usage) -> Cost:
+        """What the tokens of one answer cost."""
+        rates = self._pools.get(pool) or self._models.get(model, _UNPRICED)
+        if rates is _UNPRICED:
+            return UNKNOWN_COST
+        prompt, cached, output, _ = usage
+        computed = prompt if prompt is None or cached is None else prompt - cached
+        return Cost(_product(computed, rates.prompt), _product(cached, rates.cached), _product(output, rates.output))
+
+
+def _rates(prices: TokenPrices) -> _Rates:
+    cached = prices.prompt if prices.cached is None else prices.cached
+    return _Rates(*(None if price is None else price * _PER_TOKEN for price in (prices.prompt, cached, prices.output)))
+
+
+def _product(tokens: int | None, rate: float | None) -> int | None:
+    return None if tokens is None or rate is None else round(tokens * rate)

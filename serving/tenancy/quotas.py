@@ -16,8 +16,6 @@ from serving.core.clock import Clock, monotonic, wall_seconds
 from serving.tenancy.window import Window
 
 DAY_SECONDS = 86_400
-NANO_DOLLARS = 10**9
-"""In a dollar: counts are whole numbers, so that nothing is lost by adding."""
 CONCURRENCY_WAIT_SECONDS = 1.0
 """What a client is told to wait for one of its own requests to end; nobody knows when one will."""
 _IDLE_TENANTS = 1024

@@ -8,7 +8,8 @@ from serving.fleet.store import Fleet
 from serving.settings import Settings
 from serving.tenancy.capacity import Capacity
 from serving.tenancy.limits import Admission
-from serving.tenancy.quotas import NANO_DOLLARS, Limit, Quotas
+from serving.tenancy.prices import NANODOLLARS
+from serving.tenancy.quotas import Limit, Quotas
 from serving.tenancy.slots import UNBOUNDED, Slots
 from serving.tenancy.tenants import Tenants
 
@@ -59,7 +60,7 @@ def limits_left(names: Iterable[str], tenants: Tenants, admission: Admission, qu
             (Limit.REQUESTS, limits.requests, left.requests),
             (Limit.TOKENS, limits.tokens, left.tokens),
             (Limit.CONCURRENCY, limits.concurrency, left.concurrency),
-            (Limit.DOLLARS, limits.nano_dollars, left.nano_dollars / NANO_DOLLARS),
+            (Limit.DOLLARS, limits.nano_dollars, left.nano_dollars / NANODOLLARS),
         )
         for limit, most, value in known:
             if most is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -187,22 +186,14 @@ async def test_the_next_request_of_a_client_with_one_place_is_never_refused(
                 assert answer.status == 200, number
 
 
-PRICED: Mapping[str, Any] = {
-    "tiny": {
-        "listing": {
-            "name": "Tiny",
-            "context_tokens": 4096,
-            "parameters": {},
-            "prices": {"prompt": "0.001", "completion": "0.002"},
-        }
-    }
-}
+PRICES = {"models": {"tiny": {"prompt": 1000, "output": 2000}}}
+"""Dollars for a million tokens."""
 
 
 async def test_o_qos_5_a_day_of_dollars_that_is_spent_is_no_rate_limit(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     engine.default = Script(usage=Usage(prompt_tokens=100, completion_tokens=50))
     sections = tenants({"a": limits(dollars_per_day=0.25)})
-    async with gateway_over({"e1": engine}, models=PRICED, **sections) as gateway:
+    async with gateway_over({"e1": engine}, prices=PRICES, **sections) as gateway:
         assert (await ask(gateway.url, CHAT, chat(), headers=bearer("a"))).status == 200
         assert left(gateway, "a", Limits(nano_dollars=250_000_000)).nano_dollars == 50_000_000, "20 cents are spent"
         answer = await ask(gateway.url, CHAT, chat(max_tokens=30), headers=bearer("a"))

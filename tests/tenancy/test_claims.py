@@ -10,22 +10,20 @@ from serving.core.context import UNKNOWN_USAGE, RequestContext, Usage
 from serving.core.errors import InvalidRequest
 from serving.core.outcomes import Outcome
 from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, RESPONSES_ROUTE, Route
-from serving.model_settings import ModelSettings
+from serving.ledger_settings import PricesSettings
 from serving.tenancy.claims import UNKNOWN_OUTPUT_TOKENS, Claims, Guess
 from serving.tenancy.estimates import TokenEstimates
-from serving.tenancy.prices import ListedPrices
+from serving.tenancy.prices import Prices
 from serving.tenancy.quotas import NOTHING, Claim, Limits
 from serving.tenancy.tenants import Tenant
 from serving.tenant_settings import ParameterLimits
 
 TENANT = Tenant("a", ParameterLimits())
-PRICES = {"prompt": "0.000001", "cached_prompt": "0.0000001", "completion": "0.000004", "request": "0.01"}
 
 
-def claims(**prices: str) -> Claims:
-    listing = {"name": "M", "context_tokens": 1000, "parameters": {}, "prices": prices}
-    models = {"m": ModelSettings.model_validate({"listing": listing})} if prices else {}
-    return Claims(TokenEstimates(), ListedPrices(models))
+def claims(**settings: Any) -> Claims:
+    prices = Prices(PricesSettings.model_validate(settings)) if settings else None
+    return Claims(TokenEstimates(), prices, {"m": {"cheap", "dear"}})
 
 
 def request(route: Route = CHAT_COMPLETIONS, *, body_bytes: int = 400, **document: Any) -> RequestContext:
@@ -116,10 +114,13 @@ def test_an_ended_request_costs_by_rule() -> None:
         assert book.used(ended(outcome, Usage(80, 0, 12)), guessed) == NOTHING, outcome
 
 
-def test_dollars_are_those_of_the_listing() -> None:
-    book = claims(**PRICES)
-    assert book.claim(request(), Guess(1000, 100)).nano_dollars == 10_000_000 + 1_000_000 + 400_000
-    assert (
-        book.used(ended(Outcome.OK, Usage(1000, 600, 100)), Guess(0, 0)).nano_dollars == 10_000_000 + 400_000 + 60_000 + 400_000
-    )
+def test_dollars_are_reserved_at_the_dearest_pool_and_settled_at_the_one_that_answered() -> None:
+    plain, dear = {"prompt": 1, "cached": 0.1, "output": 4}, {"prompt": 10, "output": 40}
+    book = claims(models={"m": plain}, pools={"dear": dear})
+    assert book.claim(request(), Guess(1000, 100)) == Claim(1, 1100, 10_000_000 + 4_000_000)
+    whole = ended(Outcome.OK, Usage(1000, 600, 100))
+    whole.pool = "cheap"
+    assert book.used(whole, Guess(0, 0)) == Claim(1, 1100, 400_000 + 60_000 + 400_000)
+    whole.pool = "dear"
+    assert book.used(whole, Guess(0, 0)).nano_dollars == 10_000_000 + 4_000_000
     assert claims().claim(request(), Guess(1000, 100)).nano_dollars == 0
