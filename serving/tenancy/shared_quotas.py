@@ -276,8 +276,9 @@ class SharedQuotas:
             async with asyncio.timeout(CONNECT_SECONDS):
                 self._client = Redis.from_url(self._url, protocol=2, retry=Retry(NoBackoff(), 0))
                 self._script = await self._client.script_load(SCRIPT)
-                if len(self._script) != 40:
-                    raise ValueError("the store does not load scripts")
+                # Also that it can be written to: a replica loads scripts, too.
+                keys = self._keys("")
+                int(await self._client.evalsha(self._script, len(keys), *keys, "pay", "check", 0, 0))
         except _FAILURES:
             return False
         self._renew()

@@ -169,7 +169,7 @@ async def flooded(seconds: float, how: str) -> tuple[float, float]:
     found = []
     for is_flooded in (False, True):
         chance = random.Random(1)
-        async with gateway_with_slots([*quiet, "flood"], requests=64, wait_seconds=30) as gateway:
+        async with gateway_with_slots([*quiet, "flood"], requests=64, wait_seconds=5) as gateway:
             clients = Clients(gateway)
             works: Works = [clients.closed(name, partial(chance.expovariate, 1.0)) for name in quiet]
             if is_flooded and how == "connections":
