@@ -49,12 +49,19 @@ from serving.routing.choose import Chooser
 from serving.routing.models import public_models
 from serving.routing.retries import RetryBudget
 from serving.settings import LimitSettings, Settings, TracingSettings, kubernetes_access, own_namespace
+from serving.tenancy.accounts import Accounts, check_accounts
+from serving.tenancy.capacity import Capacity
+from serving.tenancy.claims import Claims
 from serving.tenancy.estimates import TokenEstimates
-from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
+from serving.tenancy.prices import Prices
+from serving.tenancy.quotas import LocalQuotas
+from serving.tenancy.readings import QueueReadings, limits_left
+from serving.tenancy.slots import Slots
 
 if TYPE_CHECKING:
     from serving.observability.tracing import Tracing
+    from serving.tenancy.shared_quotas import SharedQuotas
 
 log = logging.getLogger("serving.gateway")
 
@@ -66,7 +73,7 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
-        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints]
+        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, slots=e.slots) for e in settings.endpoints]
         self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools}, settings=settings.health)
         self.relay = Relay(settings.relay)
         self.health = Health(self.fleet, settings.health, ejected=self._count_ejection)
@@ -90,11 +97,21 @@ class Gateway:
         self.load_reader = LoadReader(
             self.fleet, self._get, settings.engine_load, failed=lambda pool: self.metrics.load_failures.add((pool,))
         )
-        self.admission = Admission(settings.limits)
+        estimates = TokenEstimates()
+        self.quotas = _quotas(settings, self.metrics)
+        self.slots = _slots(settings, self.fleet, self.metrics)
+        self.admission = Admission(
+            settings.limits,
+            quotas=self.quotas,
+            claims=_claims(settings, estimates),
+            slots=self.slots,
+            refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
+        )
         self.chooser = Chooser(lambda: self.fleet.snapshot.ramping)
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
-        identities = Identities(settings.auth)
+        self.accounts = Accounts(settings, self.metrics)
+        identities = self.accounts.identities
         models = public_models(settings.models, [*(e.model for e in settings.endpoints), *(p.model for p in settings.pools)])
         self.pipeline = Pipeline(
             identities=identities,
@@ -107,11 +124,11 @@ class Gateway:
             relay=self.relay,
             metrics=self.metrics,
             request_log=RequestLog(writer) if writer is not None and settings.logging.access else None,
-            estimates=TokenEstimates(),
-            parameters=settings.limits.parameters,
+            estimates=estimates,
             retry_budget=self.retry_budget,
             settings=settings.relay,
             tracing=self.tracing,
+            ledger=self.accounts.ledger,
         )
         own_address = settings.server.operator_port is not None
         api = create_api(
@@ -127,7 +144,12 @@ class Gateway:
         api.router.lifespan_context = self._lifespan
         self.operator_api = Named(
             create_operator_api(
-                models=models, fleet=self.fleet, metrics=self.metrics, report=self._report, draining=lambda: self.draining
+                models=models,
+                fleet=self.fleet,
+                identities=identities,
+                metrics=self.metrics,
+                report=self._report,
+                draining=lambda: self.draining,
             )
         )
         self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
@@ -199,6 +221,12 @@ class Gateway:
         )
         metrics.watch_pools(self._ready_by_pool)
         metrics.watch_loads(self._loads)
+        queues = QueueReadings(self.settings, self.fleet, self.slots)
+        metrics.watch_queues(queues.waiting, queues.capacity, queues.in_use)
+        tenants, quotas = self.accounts.identities.tenants, self.quotas
+        metrics.watch_limits(lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
+        if not isinstance(quotas, LocalQuotas):
+            metrics.watch_limit_store(lambda: quotas.is_up)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
         for name in {*(e.pool for e in self.settings.endpoints), *(p.name for p in self.settings.pools)}:
@@ -246,7 +274,8 @@ class Gateway:
         if self.tracing is not None:
             self.tracing.start()
         kubernetes = self.kubernetes or contextlib.nullcontext()
-        async with self.relay, self.probe, self.discovery, kubernetes, self.load_reader:
+        await self.accounts.start()
+        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield
@@ -257,12 +286,44 @@ class Gateway:
                 sweep.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await sweep
+        await self.accounts.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
 
 def _probe_failure(error: WireError) -> ProbeFailed:
     return ProbeFailed(str(error), timed_out=isinstance(error, AnswerTimedOut | ConnectTimedOut))
+
+
+def _quotas(settings: Settings, metrics: Metrics) -> LocalQuotas | SharedQuotas:
+    """Loads the client of Redis only where it is used."""
+    store = settings.limits.store
+    if store.url is None:
+        return LocalQuotas()
+    from serving.tenancy.shared_quotas import SharedQuotas
+
+    return SharedQuotas(store, failed=lambda reason: metrics.limit_store_failures.add((reason,)))
+
+
+def _claims(settings: Settings, estimates: TokenEstimates) -> Claims:
+    """Counts dollars only where there are prices."""
+    prices = settings.prices if settings.prices.models or settings.prices.pools else None
+    pools: dict[str, set[str]] = {}
+    for model, pool in (*((e.model, e.pool) for e in settings.endpoints), *((p.model, p.name) for p in settings.pools)):
+        pools.setdefault(model, set()).add(pool)
+    return Claims(estimates, None if prices is None else Prices(prices), pools)
+
+
+def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slots]:
+    """Those of the models whose endpoints have any."""
+
+    def waited(model: str) -> Callable[[float], None]:
+        return lambda seconds: metrics.queue_seconds.observe((model,), seconds)
+
+    models = [e.model for e in settings.endpoints if e.slots is not None] + [
+        p.model for p in settings.pools if p.slots is not None
+    ]
+    return {model: Slots(settings.limits.queue, Capacity(fleet, model), waited=waited(model)) for model in models}
 
 
 def _tracing(settings: TracingSettings, metrics: Metrics) -> Tracing | None:
@@ -412,6 +473,7 @@ def run_gateway(settings: Settings) -> int:
     _fill_standard_descriptors()
     writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)
+    check_accounts(settings)
     gateway = create_app(settings, writer)
     if not settings.endpoints and not settings.pools:
         log.warning("no endpoints are set, so no request can be served; list them under `endpoints` or `pools`")

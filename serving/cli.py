@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serving import __version__
+from serving import __version__, accounts_cli
 from serving.core.errors import ConfigurationError
 from serving.fleet_command import fleet
 
@@ -31,6 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+accounts_cli.register(app)
 
 
 @app.command()

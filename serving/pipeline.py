@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Incoming, Outgoing, RequestContext, Write
+from serving.core.deadlines import ends_of
 from serving.core.errors import (
     BodyTooLarge,
     ClientGone,
@@ -56,10 +57,12 @@ from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
 from serving.routing.models import PublicModel
 from serving.routing.retries import RetryBudget
-from serving.settings import ParameterLimits, RelaySettings
+from serving.settings import RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
+from serving.tenancy.ledger import Ledger
 from serving.tenancy.limits import Admission, Lease
+from serving.tenancy.tenants import Identity, Tenant
 
 if TYPE_CHECKING:
     # Loaded only where tracing is on: its libraries are large.
@@ -109,10 +112,10 @@ class Pipeline:
         metrics: Metrics,
         request_log: RequestLog | None,
         estimates: TokenEstimates,
-        parameters: ParameterLimits,
         retry_budget: RetryBudget,
         settings: RelaySettings,
         tracing: Tracing | None = None,
+        ledger: Ledger | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._identities = identities
@@ -126,12 +129,12 @@ class Pipeline:
         self._metrics = metrics
         self._request_log = request_log
         self._estimates = estimates
-        self._parameters = parameters
         self._retry_budget = retry_budget
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
         self._form_buffer_bytes = settings.form_buffer_bytes
         self._tracing = tracing
+        self._ledger = ledger
         self._clock = clock
         self.in_flight = 0
         self._unpublished: list[Passage] = []
@@ -146,22 +149,29 @@ class Pipeline:
         try:
             if self._tracing is not None:
                 self._tracing.begin(ctx)
-            ctx.tenant = self._identities.identify(ctx.credential)
+            identity = passage.identity = self._identities.identify(ctx.credential)
+            tenant = identity.tenant
+            ctx.tenant = tenant.name
+            if ctx.asked_timeout is not None:
+                ctx.ends = ends_of(ctx.asked_timeout, ctx.arrived, self._request_timeout_seconds)
             if ctx.route.form:
-                model = self._find_model(
-                    ctx, await begin_form(ctx, incoming.upload(), self._parameters, self._form_buffer_bytes, self._served)
-                )
+                name = await begin_form(ctx, incoming.upload(), tenant.parameters, self._form_buffer_bytes, self._served)
+                model = self._find_model(ctx, tenant, name)
             else:
                 ctx.body = await incoming.body()
                 ctx.body_bytes = len(ctx.body)
-                model = self._find_model(ctx, understand(ctx, self._parameters))
-                prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
-            passage.lease = self._admission.admit()
+                model = self._find_model(ctx, tenant, understand(ctx, tenant.parameters))
+                prepare(ctx, self._identities.cache_salt(tenant.isolation_group, ctx.document.get("cache_salt")))
+            lease = passage.lease = self._admission.admit()
+            if self._admission.counts(ctx, tenant):
+                await self._admission.enter(lease, ctx, tenant)
             self._retry_budget.request()
             try:
-                answer = await self._first_byte(passage, self._max_attempts)
+                answer = await self._in_time(ctx, self._first_byte(passage, self._max_attempts))
             except RETRIED as error:
-                answer = await self._fall_back(passage, model, error)
+                answer = await self._in_time(ctx, self._fall_back(passage, model, error))
+            if lease.reservation is not None:
+                answer.headers += self._admission.headers(lease, ctx)
             if ctx.model != ctx.asked_model:
                 answer.headers.append((SERVED_MODEL_HEADER, quote(ctx.model, safe=_HEADER_SAFE).encode("ascii")))
             await self._relay_answer(passage, answer, outgoing)
@@ -186,9 +196,20 @@ class Pipeline:
             if passage.answer is not None:
                 self._relay.close(passage.answer.exchange)
 
-    def _find_model(self, ctx: RequestContext, name: str) -> PublicModel:
+    def _in_time(self, ctx: RequestContext, answer: Coroutine[Any, Any, Answer]) -> Coroutine[Any, Any, Answer]:
+        """The same, but over when the time is that the client gave its request; the gateway's own is the relay's business."""
+        return answer if not ctx.ends else self._until_its_end(ctx, answer)
+
+    async def _until_its_end(self, ctx: RequestContext, answer: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(ctx.ends - self._clock()):
+                return await answer
+        except TimeoutError:
+            raise self._deadline_exceeded(ctx) from None
+
+    def _find_model(self, ctx: RequestContext, tenant: Tenant, name: str) -> PublicModel:
         model = self._models.get(name)
-        if model is None:
+        if model is None or (tenant.models is not None and not tenant.may_use(name)):
             raise ModelNotFound(
                 f"The model {_shown(name)} does not exist here. GET /v1/models lists those that do.", param="model"
             )
@@ -232,6 +253,9 @@ class Pipeline:
                 continue
             if ctx.attempts > self._max_attempts or (ctx.attempts and not self._may_repeat(ctx, True)):
                 break
+            assert passage.lease is not None and passage.identity is not None
+            if not self._admission.move(passage.lease, ctx, passage.identity.tenant, name):
+                continue
             try:
                 address_to(ctx, name)
                 return await self._first_byte(passage, self._max_attempts + 1)
@@ -253,7 +277,7 @@ class Pipeline:
         error: RequestError | None = None
         tried: set[str] = set()
         again = stale = False
-        endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+        endpoint = self._chooser.choose(self._candidates(ctx.model), tried)
         while endpoint is not None:
             tried.add(endpoint.name)
             self._begin_attempt(passage, endpoint)
@@ -274,7 +298,7 @@ class Pipeline:
             if not again:
                 if not isinstance(error, MENDED_ELSEWHERE):
                     break
-                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+                endpoint = self._chooser.choose(self._candidates(ctx.model), tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
             stale = stale or again
@@ -286,11 +310,19 @@ class Pipeline:
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
 
+    def _candidates(self, model: str) -> Sequence[Endpoint]:
+        """The endpoints that may serve the model and have a slot left; all, where none has: a retry must not fail by that."""
+        candidates = self._fleet.snapshot.candidates(model)
+        if not candidates or candidates[0].slots is None:
+            return candidates
+        chooser = self._chooser
+        return [e for e in candidates if e.slots is None or chooser.in_flight(e.name) < e.slots] or candidates
+
     def _may_repeat(self, ctx: RequestContext, repeatable: bool) -> bool:
         """Whether a failed attempt may be followed by another one; the last to be asked, since it takes from the budget."""
         if not repeatable:
             denied = RetryDenied.NOT_REPEATABLE
-        elif self._clock() - ctx.arrived >= self._request_timeout_seconds:
+        elif self._clock() >= (ctx.ends or ctx.arrived + self._request_timeout_seconds):
             denied = RetryDenied.DEADLINE
         elif not self._retry_budget.take():
             denied = RetryDenied.BUDGET
@@ -303,7 +335,7 @@ class Pipeline:
     def _begin_attempt(self, passage: Passage, endpoint: Endpoint) -> None:
         ctx = passage.ctx
         ctx.attempts += 1
-        ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
+        ctx.endpoint, ctx.pool, ctx.target = endpoint.name, endpoint.pool, endpoint.target
         passage.endpoint = endpoint
         if self._tracing is not None:
             self._tracing.begin_attempt(ctx, self._clock())
@@ -326,13 +358,14 @@ class Pipeline:
             return EngineTimedOut("The engine did not begin to answer in time.")
         if isinstance(failure, RequestTimedOut):
             self._end_attempt(passage, AttemptResult.CANCELLED)
-            return self._deadline_exceeded()
+            return self._deadline_exceeded(passage.ctx)
         self._blame(passage, AttemptResult.BROKEN)
         self._end_attempt(passage, AttemptResult.BROKEN)
         return EngineFailed("The engine's connection ended before it answered.")
 
-    def _deadline_exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"The request was not done within {self._request_timeout_seconds:g} s.")
+    def _deadline_exceeded(self, ctx: RequestContext) -> DeadlineExceeded:
+        seconds = ctx.ends - ctx.arrived if ctx.ends else self._request_timeout_seconds
+        return DeadlineExceeded(f"The request was not done within {seconds:g} s.")
 
     def _attempt_refused(self, passage: Passage, refusal: EngineRefused) -> RequestError:
         """What an engine's error means to the caller: its own words for the caller's faults, ours for the engine's."""
@@ -401,14 +434,14 @@ class Pipeline:
                 if view.done:
                     data, complete = passing.take(b"", last=True), True
                     continue
-                raise AnswerCut(self._broken_off(failure), in_band=view.is_stream) from None
+                raise AnswerCut(self._broken_off(ctx, failure), in_band=view.is_stream) from None
             data = passing.take(data, last=complete)
         if not passing.whole:
             raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=view.is_stream)
 
-    def _broken_off(self, failure: WireError) -> RequestError:
+    def _broken_off(self, ctx: RequestContext, failure: WireError) -> RequestError:
         if isinstance(failure, RequestTimedOut):
-            return self._deadline_exceeded()
+            return self._deadline_exceeded(ctx)
         return (EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed)("The engine's answer broke off.")
 
     async def _divert(self, passage: Passage, passing: Passing, answer: Answer, write: Write) -> None:
@@ -418,6 +451,14 @@ class Pipeline:
         """
 
         await answer.exchange.divert(passing.to(write, lambda: self._settle(passage)))
+
+    def _count(self, passage: Passage) -> None:
+        """Read off the answer what it was; only the first call does anything."""
+        ctx, view = passage.ctx, passage.view
+        if view is not None and not passage.counted:
+            passage.counted = True
+            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
+            self._count_usage(ctx)
 
     def _count_usage(self, ctx: RequestContext) -> None:
         """Learn from what the engine said; where an answer ended too early for that, charge the best guess and say so."""
@@ -455,7 +496,9 @@ class Pipeline:
             self._blame(passage, result)
         self._end_attempt(passage, result)
         if passage.lease is not None:
-            passage.lease.close()
+            if passage.lease.is_counted:
+                self._count(passage)
+            passage.lease.close(ctx)
         self.in_flight -= 1
         passage.ended = self._clock()
         ctx.body, ctx.document, ctx.rest = b"", {}, None
@@ -481,11 +524,11 @@ class Pipeline:
                 log.exception("request could not be published", extra={"request_id": passage.ctx.request_id})
 
     def _publish(self, passage: Passage, now: str) -> None:
-        ctx, view = passage.ctx, passage.view
-        if view is not None:
-            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
-            self._count_usage(ctx)
+        ctx = passage.ctx
+        self._count(passage)
         self._metrics.settle(ctx, passage.ended)
+        if self._ledger is not None and passage.identity is not None:
+            self._ledger.add(ctx, passage.identity, passage.ended)
         if self._request_log is not None:
             self._request_log.settle(ctx, passage.ended, now)
         if self._tracing is not None:
@@ -495,10 +538,12 @@ class Pipeline:
 class Passage:
     """What one request holds on its way, beside its context."""
 
-    __slots__ = ("answer", "ctx", "ended", "endpoint", "failed", "lease", "settled", "view")
+    __slots__ = ("answer", "counted", "ctx", "ended", "endpoint", "failed", "identity", "lease", "settled", "view")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
+        self.identity: Identity | None = None
+        """Whose request it is, once that is known."""
         self.lease: Lease | None = None
         self.endpoint: Endpoint | None = None
         """Where an attempt is under way."""
@@ -506,7 +551,7 @@ class Passage:
         """Where the last attempt failed in a way that may be the request's own."""
         self.answer: Answer | None = None
         self.view: AnswerView | WholeView | None = None
-        self.settled = False
+        self.counted = self.settled = False
         self.ended = 0.0
         """When it was settled, in monotonic seconds."""
 

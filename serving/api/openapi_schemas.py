@@ -116,6 +116,7 @@ HEADERS: Mapping[str, Json] = {
         "schema": _TEXT,
     },
     "retry-after": {"description": "Seconds.", "required": True, "schema": _SECONDS},
+    "possible-retry-after": {"description": "Seconds; not where waiting does not help.", "schema": _SECONDS},
     "www-authenticate": {"required": True, "schema": {"const": "Bearer"}},
     "allow": {"required": True, "schema": _TEXT},
     "accept-encoding": {"description": "The ways in which a body may be compressed.", "schema": _TEXT},

@@ -24,6 +24,7 @@ from serving.observability.metrics import Metrics
 from serving.routing.models import PublicModel
 from serving.settings import Settings
 from serving.tenancy.identities import Identities
+from serving.tenancy.tenants import Tenant
 
 
 def create_api(
@@ -42,15 +43,15 @@ def create_api(
     With `published`, it tells the OpenAPI document of a gateway with these settings.
     """
     api = _bare_api()
-    _add_probes(api, models, fleet, draining)
+    _add_probes(api, models, fleet, draining, identities)
     if metrics is not None:
         _add_metrics(api, metrics)
     if report is not None:
         _add_fleet(api, report)
 
-    def identify(request: Request) -> None:
+    def identify(request: Request) -> Tenant:
         authorization, key = request.headers.get("authorization"), request.headers.get("x-api-key")
-        identities.identify(credential(_bytes(authorization), _bytes(key)))
+        return identities.identify(credential(_bytes(authorization), _bytes(key))).tenant
 
     add_models(api, models=models, fleet=fleet, identify=identify)
     add_provider_listing(api, settings=provider_listing, models=models, fleet=fleet, identify=identify)
@@ -63,19 +64,22 @@ def create_operator_api(
     *,
     models: Mapping[str, PublicModel],
     fleet: Fleet,
+    identities: Identities,
     metrics: Metrics,
     report: Callable[[], FleetReport],
     draining: Callable[[], bool],
 ) -> FastAPI:
     """What operators see at an address of their own."""
     api = _bare_api()
-    _add_probes(api, models, fleet, draining)
+    _add_probes(api, models, fleet, draining, identities)
     _add_metrics(api, metrics)
     _add_fleet(api, report)
     return api
 
 
-def _add_probes(api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, draining: Callable[[], bool]) -> None:
+def _add_probes(
+    api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, draining: Callable[[], bool], identities: Identities
+) -> None:
     served = tuple(dict.fromkeys(model.served for model in models.values()))
 
     @api.api_route("/livez", methods=["GET", "HEAD"])
@@ -86,7 +90,7 @@ def _add_probes(api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, d
     @api.api_route("/health", methods=["GET", "HEAD"])
     async def readyz(response: Response) -> dict[str, object]:
         snapshot = fleet.snapshot
-        ready = snapshot.any_ready and not draining()
+        ready = snapshot.any_ready and identities.is_ready and not draining()
         response.status_code = 200 if ready else 503
         return {
             "status": "draining" if draining() else "ready" if ready else "not ready",

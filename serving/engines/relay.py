@@ -109,7 +109,7 @@ class Relay:
         connection = (None if fresh else pool.take()) or await pool.connection(fresh=True)
         settings = self._settings
         exchange = self._open(
-            connection, settings.first_byte_timeout_seconds, ends=ctx.arrived + settings.request_timeout_seconds
+            connection, settings.first_byte_timeout_seconds, ends=ctx.ends or ctx.arrived + settings.request_timeout_seconds
         )
         try:
             connection.send(exchange, _request(pool.address, ctx, self._secret_line), more=ctx.rest is not None)

@@ -120,4 +120,5 @@ def _endpoint(pool: PoolSettings, address: str) -> Endpoint:
         pool=pool.name,
         target=pool.target,
         tasks=pool.tasks,
+        slots=pool.slots,
     )

@@ -111,6 +111,7 @@ def _endpoint(pool: PoolSettings, sighting: Sighting) -> Endpoint:
         tasks=pool.tasks,
         pod=sighting.pod,
         uid=uid,
+        slots=pool.slots,
     )
 
 

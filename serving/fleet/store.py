@@ -36,6 +36,8 @@ class Endpoint:
     pod: str = ""
     """The pod's name and uid, where Kubernetes tells them. An address that another pod takes over is another endpoint."""
     uid: str = ""
+    slots: int | None = None
+    """Requests that this gateway gives it at a time; None: as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,38 @@ class BulkCounter(Collector):
         yield family
 
 
+class AccountMetrics:
+    """The series of keys and the ledger; there only where a database or a key file is."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.database_up = Gauge(
+            "serving_database_up", "1 while the database of keys and ledger answers, 0 while it is away.", registry=registry
+        )
+        self.keys_age = Gauge(
+            "serving_keys_age_seconds",
+            "How long ago the keys were last known to be those of the database; the age of the last known ones while it is away.",
+            registry=registry,
+        )
+        self.keys_ignored = Gauge(
+            "serving_keys_ignored",
+            "Keys that open nothing: of a tenant that the settings do not list, or hashed with another secret.",
+            ("reason",),
+            registry=registry,
+        )
+        self.records_waiting = Gauge(
+            "serving_ledger_waiting_records", "Records of ended requests that are only in memory.", registry=registry
+        )
+        self.records = BulkCounter(
+            "serving_ledger_records",
+            "Records of ended requests: written to the database, or spilled to a file until it takes them; and never written: "
+            "dropped since too many waited, refused by the database, lost_at_stop.",
+            ("result",),
+        )
+        for result in ("written", "spilled", "dropped", "refused", "lost_at_stop"):
+            self.records.add((result,), 0)
+        registry.register(self.records)
+
+
 class Metrics:
     """The series of one gateway process, in a registry of their own."""
 
@@ -226,12 +258,29 @@ class Metrics:
             ("model", "pool"),
             REQUEST_SECONDS,
         )
+        self.limit_refusals = BulkCounter(
+            "serving_limit_refusals",
+            "Requests refused since their tenant had used up a limit: `requests`, `tokens`, `concurrency` or `dollars`.",
+            ("tenant", "limit"),
+        )
+        self.limit_store_failures = BulkCounter(
+            "serving_limit_store_failures",
+            "How often the store of the limits was lost: by a `timeout` or an `error`.",
+            ("reason",),
+        )
+        self.queue_seconds = BucketHistogram(
+            "serving_queue_seconds",
+            "How long requests that had to wait for a slot waited until they had one.",
+            ("model",),
+            TTFT_SECONDS,
+        )
         registry.register(self.discovery_failures)
         registry.register(self.load_failures)
         registry.register(self.ejections)
         counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
         tokens = (self.other_models, self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
-        for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
+        limits = (self.limit_refusals, self.limit_store_failures, self.queue_seconds)
+        for collector in (*counters, *tokens, *limits, self.ttft, self.inter_chunk, self.tpot, self.duration):
             registry.register(collector)
 
     def attempt(self, pool: str, endpoint: str, result: AttemptResult) -> None:
@@ -302,6 +351,42 @@ class Metrics:
         self.registry.register(
             GaugeOnScrape(
                 "serving_ready_endpoints", "Endpoints of a pool that are ready; 0 when it has none.", ("model", "pool"), read
+            )
+        )
+
+    def watch_queues(self, waiting: ReadRows, slots: ReadRows, in_use: ReadRows) -> None:
+        """Export what waits for slots, and the slots."""
+        rows = (
+            (
+                "serving_queued_requests",
+                "Requests that wait in this gateway for a slot; a model's are divided among its pools by their slots.",
+                ("model", "pool"),
+                waiting,
+            ),
+            ("serving_slots", "Slots of a model's endpoints, for this gateway.", ("model",), slots),
+            ("serving_slots_in_use", "Slots that have a request.", ("model",), in_use),
+        )
+        for name, documentation, labels, read in rows:
+            self.registry.register(GaugeOnScrape(name, documentation, labels, read))
+
+    def watch_limits(self, left: ReadRows) -> None:
+        """Export what tenants have left of their limits."""
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_limit_left",
+                "What a tenant has left of a limit, as far as this gateway knows: it counts what itself let through.",
+                ("tenant", "limit"),
+                left,
+            )
+        )
+
+    def watch_limit_store(self, is_up: Callable[[], bool]) -> None:
+        """Export whether the store that gateways share answers."""
+        for reason in ("timeout", "error"):
+            self.limit_store_failures.add((reason,), 0)
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_limit_store_up", "1 while the store of the limits answers.", (), lambda: [((), float(is_up()))]
             )
         )
 

@@ -121,6 +121,19 @@ VALUES: dict[str, dict[str, Any]] = {
         "global": {"imageRegistry": "registry.test/team", "imagePullSecrets": ["pull"]},
         "serviceAccount": {"annotations": {"a/b": "c"}},
     },
+    "tenants": {
+        "gateway": {
+            "database": {"existingSecret": "database"},
+            "keys": {"existingSecret": "keys", "fileKey": "keys"},
+            "settings": {
+                "tenants": {
+                    "red": {"models": ["smollm2-135m-instruct"], "limits": {"requests_per_minute": 60}, "tags": {"a": "b"}}
+                },
+                "prices": {"models": {"smollm2-135m-instruct": {"prompt": 0.1, "output": 1}}},
+                "ledger": {"retention_days": 90},
+            },
+        },
+    },
     "a pool with everything its own": {
         "pools": [
             {

@@ -71,6 +71,9 @@ def test_both_helms_render_the_same(mixed_chart: Path, values: dict[str, Any]) -
         ({"pools": [{**POOL, "tolerations": [{"operator": "Is"}]}]}, "pools.0.tolerations.0.operator", ""),
         ({"pools": [{**POOL, "resources": {"limits": {"cpu": "lots"}}}]}, "pools.0.resources.limits.cpu", ""),
         ({"monitoring": {"podMonitor": {"interval": "soon"}}}, "monitoring.podMonitor.interval", "pattern"),
+        ({"gateway": {"settings": {"tenants": {"Red": {}}}}}, "gateway.settings.tenants", "Red"),
+        ({"gateway": {"settings": {"tenants": {"red": {"limits": {"rpm": 1}}}}}}, "gateway.settings.tenants.red.limits", "rpm"),
+        ({"gateway": {"settings": {"database": {"url": "x"}}}}, "gateway.settings.database", "url"),
     ],
 )
 def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, Any], path: str, words: str) -> None:
@@ -91,6 +94,8 @@ def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, 
         ({"pools": [POOL, POOL]}, 'pools: the name "cpu" is given twice'),
         ({"pools": [{**POOL, "name": "gateway"}]}, "is the gateway's own"),
         ({"pools": [{**POOL, "fetch": False}]}, "pools: cpu: modelVolume: is missing"),
+        ({"gateway": {"database": {"existingSecret": "db"}}}, "gateway.keys.existingSecret: is empty"),
+        ({"gateway": {"keys": {"fileKey": "lines"}}}, "gateway.keys.existingSecret: is empty"),
     ],
 )
 def test_what_the_schema_cannot_say_is_refused_too(helm: Helm, values: dict[str, Any], message: str) -> None:
@@ -283,6 +288,48 @@ def test_names_need_no_rights(helm: Helm) -> None:
     assert not [each for each in objects if each["kind"] in RIGHTS]
     (pool,) = gateway_settings(objects).pools
     assert (pool.host, pool.port, pool.kubernetes) == ("x-serving-cpu.default.svc", 8000, None)
+
+
+def settings_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    settings: dict[str, Any] = yaml.safe_load(only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("gateway", "is_open"),
+    [
+        ({}, True),
+        ({"apiKey": {"existingSecret": "one"}}, False),
+        ({"database": {"existingSecret": "db"}, "keys": {"existingSecret": "keys"}}, False),
+        ({"keys": {"existingSecret": "keys", "fileKey": "lines"}}, False),
+        ({"settings": {"auth": {"keys": [{"tenant": "red", "sha256": "a" * 64}]}}}, False),
+    ],
+)
+def test_only_without_any_place_for_keys_everybody_may_ask(helm_4: Helm, gateway: dict[str, Any], is_open: bool) -> None:
+    settings = settings_of(helm_4.template({"gateway": gateway}))
+    assert settings.get("auth", {}).get("allow_anonymous", False) is is_open
+    shown = helm_4.run("install", "x", str(CHART), "--dry-run=client", values={"gateway": gateway})
+    assert ("Everybody who reaches the Service" in shown) is is_open
+
+
+def test_the_gateway_starts_with_what_the_chart_makes_of_tenants(helm_4: Helm, tmp_path: Path) -> None:
+    objects = helm_4.template(VALUES["tenants"])
+    settings = Settings.model_validate(
+        settings_of(objects)
+        | {"relay": {}, "database": {"url": "postgresql://h/x"}}
+        | {"auth": settings_of(objects)["auth"] | {"key_secret": "0123456789abcdef"}}
+    )
+    assert settings.tenants["red"].limits.requests_per_minute == 60
+    assert settings.auth.key_file == Path("/etc/serving/keys/keys")
+    assert settings.ledger.spill_dir == Path("/var/lib/serving/spill")
+    gateway = container(only(objects, "Deployment", "-gateway"))
+    assert {v["name"]: v["valueFrom"]["secretKeyRef"] for v in gateway["env"]} == {
+        "SERVING_DATABASE__URL": {"name": "database", "key": "url"},
+        "SERVING_AUTH__KEY_SECRET": {"name": "keys", "key": "key-secret"},
+    }
+    mounts = {mount["mountPath"]: mount for mount in gateway["volumeMounts"]}
+    assert "subPath" not in mounts["/etc/serving/keys"], "a Secret's change would never reach the pod"
+    assert not mounts["/var/lib/serving/spill"].get("readOnly")
 
 
 def test_without_the_switch_nothing_of_the_operator_is_rendered(helm: Helm) -> None:

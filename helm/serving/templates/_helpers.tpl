@@ -108,3 +108,11 @@ capabilities: {drop: [ALL]}
 {{- end -}}
 {{- include "serving.image" $image -}}
 {{- end -}}
+
+{{- /* Not empty where there is a place for API keys, so that requests without one are refused. */}}
+{{- define "serving.asksForKeys" -}}
+{{- $gateway := .Values.gateway -}}
+{{- if or $gateway.apiKey.existingSecret $gateway.database.existingSecret $gateway.keys.fileKey (dig "auth" "keys" "" $gateway.settings) -}}
+yes
+{{- end -}}
+{{- end }}
