@@ -76,7 +76,7 @@ class Gateway:
         fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, slots=e.slots) for e in settings.endpoints]
         self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools}, settings=settings.health)
         self.relay = Relay(settings.relay)
-        self.health = Health(self.fleet, settings.health, ejected=self._count_ejection)
+        self.health = Health(self.fleet, settings.health, ejected=self._ejected)
         self.probe = Probe(
             self.fleet,
             self._get,
@@ -266,7 +266,8 @@ class Gateway:
         for fault in Fault:
             self.metrics.ejections.add((pool, endpoint, fault), 0)
 
-    def _count_ejection(self, endpoint: Endpoint, fault: Fault) -> None:
+    def _ejected(self, endpoint: Endpoint, fault: Fault) -> None:
+        self.probe.look_soon(endpoint)  # most often its process is gone, and what comes next need not wait
         self.metrics.ejections.add((endpoint.pool, endpoint.name, fault))
 
     @contextlib.asynccontextmanager

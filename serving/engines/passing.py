@@ -43,7 +43,8 @@ class Passing:
             if view.aborted:
                 data, view.kept_bytes = data[: view.kept_bytes], 0
         if last and self.view.ends_aborted():
-            self.view.aborted = True
+            # Without its end the client sees that it is not whole.
+            self.view.aborted, data = True, b""
         return data if self._edit is None else self._edit.feed(data, last=last)
 
     def to(self, write: Write, on_done: Callable[[], None]) -> Write:

@@ -85,8 +85,8 @@ async def restart_all(gateway: RunningGateway, engines: dict[str, SimulatedEngin
     """Half of them abort, half drain; the next one when all are back."""
     for number, (name, engine) in enumerate(engines.items()):
         await engine.set_faults(Faults(stop="abort" if number % 2 else "drain", restart_after_seconds=1.0))
-        await asyncio.wait_for(wait_for(lambda name=name: name not in rotation(gateway)), 30)  # type: ignore[misc]
-        await asyncio.wait_for(wait_for(lambda: len(rotation(gateway)) == len(engines)), 60)
+        await asyncio.wait_for(wait_for(lambda name=name: name not in rotation(gateway)), 60)  # type: ignore[misc]
+        await asyncio.wait_for(wait_for(lambda: len(rotation(gateway)) == len(engines)), 120)
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
@@ -105,7 +105,13 @@ async def rolling_restart(requests: int, at_once: int, streams_at_once: int) -> 
             for number in range(1, ENGINES + 1)
         }
         endpoints = [{"name": name, "url": engine.url, "model": "tiny"} for name, engine in engines.items()]
-        settings = {"endpoints": endpoints, "probe": {"period_seconds": 0.25}, "health": {"slow_start_seconds": 2.0}}
+        settings = {
+            "endpoints": endpoints,
+            # Engines and clients share this process: a probe that comes late says nothing about an engine.
+            "probe": {"period_seconds": 0.25, "timeout_seconds": 30.0},
+            # The same engine is restarted every few seconds.
+            "health": {"slow_start_seconds": 2.0, "most_open_seconds": 5.0},
+        }
         gateway = await stack.enter_async_context(leaving_nothing(Settings.model_validate(settings)))
         await wait_for(lambda: len(rotation(gateway)) == ENGINES)
         statuses: Counter[int | str] = Counter()

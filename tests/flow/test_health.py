@@ -176,7 +176,7 @@ async def test_o_hlt_5_a_poison_request_with_its_clients_retries_ejects_nobody(
         engine.choose = lambda request: Script(status=500) if b"poison" in request.body else None
     async with gateway_over(engines, probe=PROBE) as gateway:
         await in_rotation(gateway, *engines)
-        for _ in range(3):
+        for _ in range(5):
             assert (await ask(gateway.url, CHAT, chat(messages=[{"role": "user", "content": "poison"}]))).status == 502
         assert await ejections(gateway) == {}
         for _ in range(8):
@@ -273,8 +273,21 @@ async def test_a_stream_that_was_given_up_ends_with_an_error_and_not_with_done(
     async with gateway_over({"e1": engine}, expected=Expectation(tokens={"output": (0, 100)}), probe=PROBE) as gateway:
         answer = await ask(gateway.url, CHAT, chat(stream=True))
         assert answer.status == 200 and answer.end == "complete"
-        assert not answer.is_done
+        assert b"[DONE]" not in answer.body
         assert answer.body.startswith(first + second) and answer.data[-1]["error"]["code"] == "engine_failed"
+        assert (await gateway.metrics()).sum("serving_requests_total", outcome="truncated") == 1
+
+
+async def test_a_long_answer_that_was_given_up_is_cut(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    """It is no stream and its beginning is out: there is no other way left to say it."""
+    whole = b'{"choices":[{"message":{"content":"%b"},"finish_reason":"abort"}]}' % (b"ha" * 1000)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(whole)
+    engine.default = Script(raw=((0.0, head + whole[:500]), (0.1, whole[500:])))
+    async with gateway_over({"e1": engine}, expected=Expectation(tokens={"output": (0, 2000)}), probe=PROBE) as gateway:
+        async with RawClient(gateway.url) as client:
+            await client.send(request_bytes(CHAT, chat()))
+            answer = await client.read()
+        assert answer.status == 200 and answer.end != "complete"
         assert (await gateway.metrics()).sum("serving_requests_total", outcome="truncated") == 1
 
 
