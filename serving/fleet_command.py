@@ -91,7 +91,7 @@ def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
             load = endpoint["load"] or {}
             speed, dollars = endpoint["speed"], endpoint["dollars"]
             cells = (
-                *(pool["name"], endpoint["name"], endpoint["state"], _number(endpoint["in_flight"])),
+                *(pool["name"], endpoint["name"], _state(endpoint), _number(endpoint["in_flight"])),
                 *(_number(load.get("running")), _number(load.get("waiting"))),
                 *(_share(load.get("kv_cache_usage")), _share(load.get("cache_hit_rate"))),
                 *(_number(load.get("output_tokens_per_second")), _number(speed["prefill_tokens_per_second"])),
@@ -102,6 +102,15 @@ def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
         if not pool["endpoints"]:
             made.append((pool["name"], "none", *([""] * (len(COLUMNS) - 3)), f"no engine of {pool['model']} is known"))
     return made
+
+
+def _state(endpoint: Mapping[str, Any]) -> str:
+    """What the engine says of itself and, where that differs, what requests say about it."""
+    breaker, share = endpoint["breaker"], endpoint["share"]
+    if breaker not in (None, "closed"):
+        return f"{endpoint['state']}, {'left out' if breaker == 'open' else 'on trial'}"
+    is_starting = endpoint["state"] == "ready" and share is not None and share < 1
+    return f"{endpoint['state']}, starting" if is_starting else str(endpoint["state"])
 
 
 def _number(value: float | None) -> str:

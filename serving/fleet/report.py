@@ -53,6 +53,10 @@ class EndpointReport:
     state: str
     """unknown, ready, unready, or withheld."""
     reason: str
+    breaker: str | None
+    """What requests say about it: closed, open (left out for failing), half_open (on trial)."""
+    share: float | None
+    """How much of what it would get otherwise it gets, up to 1: less during its slow start."""
     in_flight: int | None
     """Requests of this gateway that are under way there."""
     load: LoadReport | None
@@ -92,6 +96,8 @@ def fleet_report(
                 pod=status.endpoint.pod or None,
                 state=str(status.state),
                 reason=status.reason,
+                breaker=None,
+                share=None,
                 in_flight=in_flight(status.endpoint.name),
                 load=_load(fleet.load(status.endpoint.name)),
                 speed=speed(status.endpoint),
@@ -106,6 +112,8 @@ def fleet_report(
                     pod=each.pod or None,
                     state=WITHHELD,
                     reason=each.reason,
+                    breaker=None,
+                    share=None,
                     in_flight=in_flight(each.name),
                     load=None,
                     speed=SpeedReport(),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from serving import cli
 from serving.core.errors import ConfigurationError
-from serving.fleet_command import COLUMNS, operator_url, rows
+from serving.fleet_command import COLUMNS, _state, operator_url, rows
 from serving.settings import Settings
 from tests.doubles.kubernetes_api import KubernetesApi
 from tests.doubles.raw_client import RawClient, ask, request_bytes
@@ -93,6 +93,19 @@ async def test_what_operators_see(engine: ScriptedEngine, api: KubernetesApi) ->
         scrape = MetricValues((await ask(url, "/metrics")).body.decode())
         assert scrape.sum("serving_engine_waiting_requests", endpoint="fixed") == 4.0
         assert scrape.sum("serving_engine_kv_cache_usage_ratio", endpoint="fixed") == 0.25
+
+
+async def test_the_ranks_of_an_engine_are_summed(engine: ScriptedEngine, api: KubernetesApi) -> None:
+    """The last rank is idle: taken for the engine, it would draw all requests."""
+    running = [f'vllm:num_requests_running{{engine="{rank}",model_name="tiny"}} {value}' for rank, value in enumerate((3, 4, 0))]
+    engine.routes["/metrics"] = Script(body="\n".join([*running, ""]).encode())
+    async with RunningGateway(settings_for(engine, api)) as gateway:
+
+        async def summed() -> list[str]:
+            load = (await pools(gateway.operator_url))["default"]["endpoints"][0]["load"]
+            return [] if load and (load["running"], load["ranks"], load["waiting"]) == (7.0, 3, None) else [f"{load}"]
+
+        await settled(summed, within_seconds=5.0)
 
 
 @pytest.mark.parametrize("answer", [Script(status=503), Script(body=b"<html>"), Script(blackhole=True), Script(body=b"")])
@@ -175,6 +188,8 @@ def test_unknown_figures_are_question_marks_and_zero_is_zero() -> None:
         "name": "e",
         "state": "ready",
         "reason": "ready",
+        "breaker": "closed",
+        "share": 1.0,
         "in_flight": 0,
         "load": load,
         "speed": nothing,
@@ -182,6 +197,22 @@ def test_unknown_figures_are_question_marks_and_zero_is_zero() -> None:
     }
     ((*cells,),) = rows({"pools": [{"name": "p", "model": "m", "endpoints": [endpoint]}]})
     assert cells == ["p", "e", "ready", "0", "0", "12,345", "0%", "?", "0", "?", "?", "2.50", "?", "ready"]
+
+
+@pytest.mark.parametrize(
+    ("state", "breaker", "share", "shown"),
+    [
+        ("ready", "closed", 1.0, "ready"),
+        ("ready", "closed", 0.4, "ready, starting"),
+        ("ready", "open", 1.0, "ready, left out"),
+        ("ready", "half_open", 1.0, "ready, on trial"),
+        ("unready", "closed", 0.1, "unready"),
+        ("withheld", None, None, "withheld"),
+        ("ready", None, None, "ready"),
+    ],
+)
+def test_the_state_tells_what_engine_and_requests_say(state: str, breaker: str | None, share: float | None, shown: str) -> None:
+    assert _state({"state": state, "breaker": breaker, "share": share}) == shown
 
 
 @pytest.mark.parametrize(
