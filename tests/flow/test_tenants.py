@@ -166,6 +166,9 @@ async def test_a_key_that_is_taken_out_of_its_file_stops(
 
         await settled(still_served, within_seconds=5)
         assert await status(gateway, blue_key) == 200
+        names = (await gateway.metrics()).names()
+        assert "serving_keys_ignored" in names
+        assert not [name for name in names if "ledger" in name or "database" in name or "age" in name], "there is no database"
 
 
 @pytest.mark.parametrize("place", ["file", "database"])
