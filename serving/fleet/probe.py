@@ -18,6 +18,10 @@ from serving.settings import ProbeSettings
 log = logging.getLogger("serving.fleet")
 
 
+SILENCES = 3
+"""So many looks in a row without an answer make an endpoint unready that was ready; before that it is unknown."""
+
+
 class ProbeFailed(Exception):
     """The endpoint could not be asked; the message says why."""
 
@@ -65,6 +69,8 @@ class Probe:
         self._token_timeout_seconds = token_timeout_seconds
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._soon: dict[str, asyncio.Event] = {}
+        self._silences: dict[Endpoint, int] = {}
+        """Looks in a row that were not answered in time."""
         self._cold: set[Endpoint] = set()
         """Those that are asked for a token before they are ready."""
 
@@ -88,6 +94,7 @@ class Probe:
             self._tasks.pop(endpoint).cancel()
             self._soon.pop(endpoint.name)
             self._cold.discard(endpoint)
+            self._silences.pop(endpoint, None)
         for endpoint in present - self._tasks.keys():
             self._soon[endpoint.name] = asyncio.Event()
             self._cold.add(endpoint)
@@ -96,13 +103,11 @@ class Probe:
     def suspect(self, endpoint: Endpoint, reason: str, *, certain: bool = True) -> None:
         """A request could not reach the endpoint: take it out now and ask it again at once.
 
-        Not `certain`: nobody said no, so that the last ready endpoint of a model stays until it was asked.
+        Not `certain`: nobody said no, so that it is only out while there is a better one.
         """
-        statuses = self._fleet.snapshot.statuses
-        if endpoint.name in statuses and (certain or not self._fleet.is_last(endpoint.name)):
-            self._note(endpoint, EndpointState.UNREADY, reason)
-            if certain:
-                self._went(endpoint)
+        if certain:
+            self._went(endpoint)
+        self._note(endpoint, EndpointState.UNREADY if certain else EndpointState.UNKNOWN, reason)
         self.look_soon(endpoint)
 
     def look_soon(self, endpoint: Endpoint) -> None:
@@ -131,10 +136,9 @@ class Probe:
         try:
             problem = await self._ask(endpoint)
         except ProbeFailed as error:
-            if not error.timed_out:
-                self._went(endpoint)
-            self._note(endpoint, EndpointState.UNREADY, str(error))
+            self._note(endpoint, self._silent(endpoint) if error.timed_out else self._refused(endpoint), str(error))
             return
+        self._silences.pop(endpoint, None)
         if problem:
             self._went(endpoint)
             self._note(endpoint, EndpointState.UNREADY, problem)
@@ -185,6 +189,16 @@ class Probe:
         if endpoint.model not in served:
             return f"serves {', '.join(sorted(served)[:5]) or 'no model'}, not {endpoint.model}"
         return ""
+
+    def _silent(self, endpoint: Endpoint) -> EndpointState:
+        """What a look without an answer makes of an endpoint: at first nothing is known, since this process may have had no time
+        itself, and all would be out at once."""
+        silences = self._silences[endpoint] = self._silences.get(endpoint, 0) + 1
+        return EndpointState.UNKNOWN if silences < SILENCES and endpoint not in self._cold else EndpointState.UNREADY
+
+    def _refused(self, endpoint: Endpoint) -> EndpointState:
+        self._went(endpoint)
+        return EndpointState.UNREADY
 
     def _went(self, endpoint: Endpoint) -> None:
         """What answers next at this address may be another process, without a cache and with nothing compiled."""

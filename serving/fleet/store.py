@@ -17,7 +17,7 @@ from serving.health_settings import HealthSettings
 
 class EndpointState(StrEnum):
     UNKNOWN = "unknown"
-    """Not asked yet, or no token came in time: neither healthy nor dead."""
+    """Not asked yet, or it did not answer in time: neither healthy nor dead. Takes requests when there is no ready one."""
     READY = "ready"
     UNREADY = "unready"
 
@@ -236,13 +236,6 @@ class Fleet:
             self._statuses[name] = replace(self._statuses[name], ramp_seconds=0.0)
         if over:
             self.snapshot = self._freeze()
-
-    def is_last(self, name: str) -> bool:
-        """Whether an endpoint is ready and no other one of its model is."""
-        status = self._statuses[name]
-        return all(
-            (other.state is EndpointState.READY) == (other is status) for other in self.snapshot.by_model[status.endpoint.model]
-        )
 
     def _beginning(self, status: EndpointStatus, now: float) -> EndpointStatus:
         """The status of an endpoint that comes in. Where all are new, nobody else could take what it leaves."""

@@ -184,7 +184,7 @@ async def test_one_that_refused_is_asked_for_a_token_when_it_is_back_and_one_tha
         await asyncio.sleep(1.0)
         watched.engines.cheap[watched.endpoints[0].url] = ProbeFailed("refused")
         watched.engines.cheap[watched.endpoints[1].url] = ProbeFailed("late", timed_out=True)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(4.0)
         assert (watched.state(1), watched.state(2)) == (UNREADY, UNREADY)
         watched.engines.cheap.clear()
         await asyncio.sleep(2.0)
@@ -396,15 +396,35 @@ async def test_who_comes_back_begins_with_a_little(leave: Callable[[Watched], No
 
 
 @in_virtual_time
-async def test_a_suspicion_that_nobody_confirmed_leaves_one(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_suspicion_that_nobody_confirmed_takes_out_while_there_is_a_better_one() -> None:
     watched = Watched(2)
     async with watched.probe:
         await asyncio.sleep(1.0)
-        for each in watched.endpoints:
-            watched.probe.suspect(each, "no answer", certain=False)
+        watched.probe.suspect(watched.endpoints[0], "no answer", certain=False)
         assert watched.names() == ["e2"]
+        watched.probe.suspect(watched.endpoints[1], "no answer", certain=False)
+        assert watched.names() == ["e1", "e2"]
         watched.probe.suspect(watched.endpoints[1], "refused")
-        assert watched.names() == []
+        assert watched.names() == ["e1"]
+
+
+@in_virtual_time
+async def test_when_all_are_silent_at_once_nobody_is_taken_for_dead_at_first() -> None:
+    """It may be this process that had no time."""
+    watched = Watched(2)
+    async with watched.probe:
+        await asyncio.sleep(0.5)
+        watched.engines.cheap[watched.endpoints[0].url] = ProbeFailed("late", timed_out=True)
+        await asyncio.sleep(1.0)
+        assert watched.names() == ["e2"]
+        watched.engines.cheap[watched.endpoints[1].url] = ProbeFailed("late", timed_out=True)
+        await asyncio.sleep(1.0)
+        assert watched.names() == ["e1", "e2"]
+        await asyncio.sleep(3.0)
+        assert (watched.names(), watched.state()) == ([], UNREADY)
+        watched.engines.cheap.clear()
+        await asyncio.sleep(1.0)
+        assert (watched.names(), len(watched.engines.trials)) == (["e1", "e2"], 2)
 
 
 # The request

@@ -214,7 +214,7 @@ async def random_faults(seconds: float, streams: int, seed: int) -> None:
         urls = {name: networks[name].url if name in networks else process.url for name, process in processes.items()}
         settings = {
             "endpoints": [{"name": name, "url": url, "model": MODEL} for name, url in urls.items()],
-            "relay": {"first_byte_timeout_seconds": 8.0, "idle_timeout_seconds": 5.0},
+            "relay": {"first_byte_timeout_seconds": 10.0, "idle_timeout_seconds": 8.0},
             "probe": {"period_seconds": 0.5, "timeout_seconds": 2.0},
             "health": {"slow_start_seconds": 5.0, "most_open_seconds": 10.0},
         }
@@ -252,14 +252,14 @@ async def random_faults(seconds: float, streams: int, seed: int) -> None:
                     await processes[name].start()
                 case "stop":
                     processes[name].send(signal.SIGSTOP)
-                    await pause(1.0, 12.0)
+                    await pause(1.0, 16.0)
                     processes[name].send(signal.SIGCONT)
                 case _:
                     networks[name].lose()
-                    await pause(1.0, 12.0)
+                    await pause(1.0, 16.0)
                     networks[name].restore()
             # What was sent before it was itself again still suffers.
-            await pause(1.0, 1.0)
+            await pause(4.0, 4.0)
             trouble.ends(name)
 
         async def breaking(names: list[str]) -> None:
@@ -291,7 +291,7 @@ async def random_faults(seconds: float, streams: int, seed: int) -> None:
             f"memory {[round(size / MEBIBYTE) for size in sizes]} MiB",
             flush=True,
         )
-        assert wrong == []
+        assert wrong == [], wrong[:20]
         assert requests == sum(ended.values())
         assert ended["hit, error"] > 0
         assert sizes[-1] - sizes[0] < 32 * MEBIBYTE
