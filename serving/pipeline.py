@@ -46,7 +46,9 @@ from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
 from serving.routing.choose import Chooser
 from serving.routing.models import PublicModel
+from serving.routing.question import Question, question_of
 from serving.routing.retries import RetryBudget
+from serving.routing.work import Ticket
 from serving.settings import ParameterLimits, RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
@@ -142,7 +144,8 @@ class Pipeline:
                 ctx.body = await incoming.body()
                 ctx.body_bytes = len(ctx.body)
                 model = self._find_model(ctx, understand(ctx, self._parameters))
-                prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
+                passage.isolation = self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt"))
+                prepare(ctx, passage.isolation)
             passage.lease = self._admission.admit()
             self._retry_budget.request()
             try:
@@ -240,10 +243,11 @@ class Pipeline:
         error: RequestError | None = None
         tried: set[str] = set()
         again = False
-        endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
-        while endpoint is not None:
+        ticket = self._choose(passage, tried)
+        while ticket is not None:
+            endpoint = ticket.endpoint
             tried.add(endpoint.name)
-            self._begin_attempt(passage, endpoint)
+            self._begin_attempt(passage, ticket)
             taken = True
             try:
                 passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again or not repeatable or ctx.rest is not None)
@@ -257,19 +261,25 @@ class Pipeline:
             except EngineRefused as refusal:
                 error, again = self._attempt_refused(passage, refusal), False
             else:
+                if passage.answer.is_stream:
+                    self._chooser.first_token(ticket)
                 return passage.answer
             if not again:
                 if not isinstance(error, RETRIED):
                     break
-                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+                ticket = self._choose(passage, tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
             most = max(limit, 2) if again else limit
-            if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
+            if ticket is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
+
+    def _choose(self, passage: Passage, tried: set[str]) -> Ticket | None:
+        model = passage.ctx.model
+        return self._chooser.choose(model, self._fleet.snapshot.candidates(model), tried, passage.question)
 
     def _may_repeat(self, ctx: RequestContext, repeatable: bool) -> bool:
         """Whether a failed attempt may be followed by another one; the last to be asked, since it takes from the budget."""
@@ -285,14 +295,14 @@ class Pipeline:
         self._metrics.retries_denied.add((denied,))
         return False
 
-    def _begin_attempt(self, passage: Passage, endpoint: Endpoint) -> None:
-        ctx = passage.ctx
+    def _begin_attempt(self, passage: Passage, ticket: Ticket) -> None:
+        ctx, endpoint = passage.ctx, ticket.endpoint
         ctx.attempts += 1
         ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
-        passage.endpoint = endpoint
+        passage.ticket = ticket
         if self._tracing is not None:
             self._tracing.begin_attempt(ctx, self._clock())
-        self._chooser.take(endpoint)
+        self._chooser.begin(ticket)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
         log.warning("endpoint %s: %s", endpoint.name, failure, extra={"request_id": passage.ctx.request_id})
@@ -401,13 +411,17 @@ class Pipeline:
             ctx.usage, ctx.usage_estimated = self._estimates.estimate(ctx), True
 
     def _end_attempt(self, passage: Passage, result: AttemptResult) -> None:
-        endpoint, passage.endpoint = passage.endpoint, None
-        if endpoint is not None:
-            trace = passage.ctx.trace
+        ticket, passage.ticket = passage.ticket, None
+        if ticket is not None:
+            endpoint, trace = ticket.endpoint, passage.ctx.trace
             if trace is not None:
                 attempt = trace.attempts[-1]
                 attempt.result, attempt.ended = result, self._clock()
-            self._chooser.release(endpoint)
+            self._chooser.end(ticket)
+            if passage.answer is not None:
+                passage.answered = ticket
+            else:
+                self._chooser.drop(ticket, gone=result is AttemptResult.UNREACHABLE)
             self._metrics.attempt(endpoint.pool, endpoint.name, result)
 
     def _settle(self, passage: Passage) -> None:
@@ -453,6 +467,8 @@ class Pipeline:
         ctx, view = passage.ctx, passage.view
         if view is not None:
             ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
+            if passage.answered is not None:
+                self._chooser.learn(passage.answered, ctx.usage, passage.ended)
             self._count_usage(ctx)
         self._metrics.settle(ctx, passage.ended)
         if self._request_log is not None:
@@ -464,18 +480,25 @@ class Pipeline:
 class Passage:
     """What one request holds on its way, beside its context."""
 
-    __slots__ = ("answer", "ctx", "ended", "endpoint", "lease", "settled", "view")
+    __slots__ = ("answer", "answered", "ctx", "ended", "isolation", "lease", "settled", "ticket", "view")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
         self.lease: Lease | None = None
-        self.endpoint: Endpoint | None = None
-        """Where an attempt is under way."""
+        self.isolation: str | None = None
+        """What keeps the engine's cache of this request apart from others'."""
+        self.ticket: Ticket | None = None
+        """Of the attempt that is under way."""
+        self.answered: Ticket | None = None
+        """Of the attempt whose answer the client got, once that is over."""
         self.answer: Answer | None = None
         self.view: AnswerView | WholeView | None = None
         self.settled = False
         self.ended = 0.0
         """When it was settled, in monotonic seconds."""
+
+    def question(self) -> Question:
+        return question_of(self.ctx, self.isolation)
 
 
 RETRIED = (Unavailable, Overloaded, EngineFailed)
