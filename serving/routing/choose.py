@@ -29,6 +29,8 @@ MANY = 24
 """Of more candidates than this only some are looked at: those with the longest cached prefixes and some at random."""
 LOOKED_AT = 12
 HOLDERS_LOOKED_AT = 8
+CAPACITY_MARGIN = 2.0
+"""A cache is taken to be so much larger than said at first: what is taken to be there and is not shows itself at once."""
 NO_DEPTHS: Mapping[Cache, int] = {}
 STANDARD = OBJECTIVES["standard"]
 
@@ -245,7 +247,7 @@ class Chooser:
         rates = self._rates.get((endpoint.model, endpoint.pool))
         if rates is None:
             rates = self._rates[endpoint.model, endpoint.pool] = PoolRates(self._prior(endpoint))
-        cache = self.index.cache(rates.prior.cache_tokens / TOKENS_PER_BYTE)
+        cache = self.index.cache(CAPACITY_MARGIN * rates.prior.cache_tokens / TOKENS_PER_BYTE)
         if work is not None:
             # Another engine under the same name: what is under way still counts, and nothing else does.
             work.cache.clear()

@@ -23,13 +23,13 @@ class Weights:
     Found with benchmarks/routing_sim.py; docs/decisions has the figures. Between half and twice of each nothing much changes.
     """
 
-    queue: float = 1.0
+    queue: float = 2.0
     """Of those that come later and find the engine busy; 1 is what the formula of queues says."""
     decoders: float = 0.2
     """Of each request that is being written while the engine computes the prompt."""
-    uneven: float = 1.0
+    uneven: float = 2.0
     """The same, but for how many there are in relation to the other endpoints."""
-    decode: float = 0.2
+    decode: float = 0.3
     """Of the request's own writing."""
 
 

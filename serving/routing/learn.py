@@ -64,6 +64,8 @@ class Lessons:
     def _correct(self, choice: Choice, cached: int, per_byte: float) -> None:
         """Compare what the engine had with what it should have had."""
         expected = choice.cached_bytes * per_byte
+        if cached > expected + LEAST_EXPECTED_TOKENS + SHORTFALL * cached:
+            choice.work.cache.grow()
         if expected < LEAST_EXPECTED_TOKENS:
             return
         work, hold = choice.work, choice.hold

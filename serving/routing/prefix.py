@@ -19,7 +19,7 @@ NODE_BYTES = 700
 HOLDER_BYTES = 250
 """Of memory: one more endpoint that holds a node."""
 SHRINK = 0.95
-GROW = 1.02
+GROW = 1.05
 CLOSE_TO_FULL = 0.7
 
 
@@ -76,10 +76,14 @@ class Cache:
                 break
             self._evict(entry)
 
+    def grow(self) -> None:
+        """Something was there that was taken to be evicted."""
+        self.capacity_bytes *= GROW
+
     def confirm(self, stamp: int) -> None:
         """Something that was used last at `stamp` was still there. Where it was to go soon, the cache is larger than thought."""
         if self.flow_bytes - stamp > CLOSE_TO_FULL * self.capacity_bytes:
-            self.capacity_bytes *= GROW
+            self.grow()
 
     def fit(self) -> None:
         """Evict what is beyond the capacity, as far as it is not pinned."""

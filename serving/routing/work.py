@@ -92,6 +92,7 @@ class Work:
         "cold_at",
         "context_tokens",
         "decoding",
+        "decoding_tokens",
         "dollars_per_second",
         "endpoint",
         "free_at",
@@ -132,6 +133,7 @@ class Work:
         self.free_at = now
         """When their prefill should be done."""
         self.decoding = 0
+        self.decoding_tokens = 0.0
         self.context_tokens = 0.0
         self.area = 0.0
         """Decoding requests summed over time."""
@@ -162,7 +164,7 @@ class Work:
         choice.first, choice.area = now, self.area
         self._leaves(choice)
         choice.prefill_area = self.prefill_area
-        self.decoding += 1
+        self._written(choice)
         self.free_at = now + self.waiting_seconds
 
     def end(self, choice: Choice, now: float) -> None:
@@ -172,6 +174,7 @@ class Work:
             self.free_at = max(now, min(self.free_at, now + self.waiting_seconds))
         elif choice.first:
             self.decoding -= 1
+            self.decoding_tokens -= choice.context_tokens
         self.context_tokens -= choice.context_tokens
 
     def wait_seconds(self, now: float) -> float:
@@ -198,7 +201,16 @@ class Work:
         for choice in done:
             self._leaves(choice)
             choice.first = now
-            self.decoding += 1
+            self._written(choice)
+
+    def _written(self, choice: Choice) -> None:
+        """A request is being written; all that are at once prove that the engine has room for them."""
+        self.decoding += 1
+        self.decoding_tokens += choice.context_tokens
+        if self.decoding > self.sequences:
+            self.sequences = self.decoding
+        if self.decoding_tokens > self.cache_tokens:
+            self.cache_tokens = self.decoding_tokens
 
     def _leaves(self, choice: Choice) -> None:
         del self.waiting[choice]
