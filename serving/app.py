@@ -38,9 +38,11 @@ from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
-from serving.routing.choose import Chooser
+from serving.routing.explain import Explain
 from serving.routing.models import public_models
+from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
+from serving.routing.setup import chooser_of
 from serving.settings import LimitSettings, Settings, TracingSettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
@@ -72,7 +74,7 @@ class Gateway:
             failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
         )
         self.admission = Admission(settings.limits)
-        self.chooser = Chooser()
+        self.chooser = chooser_of(settings.routing)
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         identities = Identities(settings.auth)
@@ -91,6 +93,8 @@ class Gateway:
             parameters=settings.limits.parameters,
             retry_budget=self.retry_budget,
             settings=settings.relay,
+            objectives=Objectives(settings.routing),
+            explain=Explain(settings.routing.explain_key),
             tracing=self.tracing,
         )
         own_address = settings.server.operator_port is not None
@@ -134,6 +138,7 @@ class Gateway:
             )
         )
         metrics.watch_pools(self._ready_by_pool)
+        metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
         for endpoint in self.settings.endpoints:

@@ -44,8 +44,10 @@ from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
-from serving.routing.choose import Chooser
+from serving.routing.choose import STANDARD, Chooser
+from serving.routing.explain import Explain
 from serving.routing.models import PublicModel
+from serving.routing.objectives import Objectives
 from serving.routing.question import Question, question_of
 from serving.routing.retries import RetryBudget
 from serving.routing.work import Ticket
@@ -102,6 +104,8 @@ class Pipeline:
         parameters: ParameterLimits,
         retry_budget: RetryBudget,
         settings: RelaySettings,
+        objectives: Objectives,
+        explain: Explain,
         tracing: Tracing | None = None,
         clock: Clock = monotonic,
     ) -> None:
@@ -117,6 +121,8 @@ class Pipeline:
         self._estimates = estimates
         self._parameters = parameters
         self._retry_budget = retry_budget
+        self._objectives = objectives
+        self._explain = explain
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
         self._form_buffer_bytes = settings.form_buffer_bytes
@@ -146,6 +152,7 @@ class Pipeline:
                 model = self._find_model(ctx, understand(ctx, self._parameters))
                 passage.isolation = self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt"))
                 prepare(ctx, passage.isolation)
+            passage.objective = self._objectives.of(ctx, model)
             passage.lease = self._admission.admit()
             self._retry_budget.request()
             try:
@@ -278,8 +285,23 @@ class Pipeline:
         )
 
     def _choose(self, passage: Passage, tried: set[str]) -> Ticket | None:
-        model = passage.ctx.model
-        return self._chooser.choose(model, self._fleet.snapshot.candidates(model), tried, passage.question)
+        ctx = passage.ctx
+        candidates = self._fleet.snapshot.candidates(ctx.model)
+        explained = (ctx.trace is not None and ctx.trace.sampled) or (
+            ctx.explain_key is not None and self._explain.allows(ctx.explain_key)
+        )
+        ticket = self._chooser.choose(
+            ctx.model,
+            candidates,
+            tried,
+            passage.question,
+            objective=passage.objective,
+            size_bytes=ctx.body_bytes,
+            explained=explained,
+        )
+        if explained and ticket is not None:
+            self._explain.note(ctx, ticket)
+        return ticket
 
     def _may_repeat(self, ctx: RequestContext, repeatable: bool) -> bool:
         """Whether a failed attempt may be followed by another one; the last to be asked, since it takes from the budget."""
@@ -469,6 +491,7 @@ class Pipeline:
             ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
             if passage.answered is not None:
                 self._chooser.learn(passage.answered, ctx.usage, passage.ended)
+                self._metrics.routed(ctx, passage.answered)
             self._count_usage(ctx)
         self._metrics.settle(ctx, passage.ended)
         if self._request_log is not None:
@@ -480,13 +503,14 @@ class Pipeline:
 class Passage:
     """What one request holds on its way, beside its context."""
 
-    __slots__ = ("answer", "answered", "ctx", "ended", "isolation", "lease", "settled", "ticket", "view")
+    __slots__ = ("answer", "answered", "ctx", "ended", "isolation", "lease", "objective", "settled", "ticket", "view")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
         self.lease: Lease | None = None
         self.isolation: str | None = None
         """What keeps the engine's cache of this request apart from others'."""
+        self.objective = STANDARD
         self.ticket: Ticket | None = None
         """Of the attempt that is under way."""
         self.answered: Ticket | None = None

@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models
+from serving.routing_settings import RoutingSettings
 from serving.strict_yaml import read_yaml
 
 PREFIX = "SERVING_"
@@ -431,6 +432,7 @@ class Settings(BaseSettings):
     provider_listing: ProviderListingSettings = ProviderListingSettings()
     pools: tuple[PoolSettings, ...] = ()
     discovery: DiscoverySettings = DiscoverySettings()
+    routing: RoutingSettings = RoutingSettings()
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -456,6 +458,14 @@ class Settings(BaseSettings):
         check_models(self.models, served)
         if self.provider_listing.enabled and not any(model.listing for model in self.models.values()):
             raise ValueError("provider_listing.enabled: there is nothing to list; give a model a listing, as models.NAME.listing")
+        return self
+
+    @model_validator(mode="after")
+    def _known_names_of_routing(self) -> Settings:
+        pools = {pool.name for pool in self.pools} | {endpoint.pool for endpoint in self.endpoints}
+        for name in self.routing.pools:
+            if name not in pools:
+                raise ValueError(f"routing.pools: there is no pool {name!r}{_nearest(name, pools)}")
         return self
 
     @model_validator(mode="after")

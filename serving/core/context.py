@@ -67,6 +67,12 @@ class RequestContext:
     trace: Trace | None = None
     """Only while tracing is on."""
 
+    asked_class: bytes | None = None
+    """The class that the client says the request is of; heeded where its tenant may choose."""
+    explain_key: bytes | None = None
+    """What somebody sent who wants to know why the engine was chosen."""
+    decision: bytes = b""
+    """Why, as JSON, for somebody who may know."""
     tenant: str = ""
     body: bytes = b""
     content_type: bytes = b"application/json"

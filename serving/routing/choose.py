@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from xxhash import xxh3_64_intdigest
 
@@ -15,6 +16,7 @@ from serving.routing.chain import START
 from serving.routing.cost import DEFAULT_WEIGHTS, OBJECTIVES, Machine, Objective, Weights
 from serving.routing.decision import Decision, Reason
 from serving.routing.learn import Lessons
+from serving.routing.policies import POLICIES
 from serving.routing.predict import TOKENS_PER_BYTE, PoolRates, Rates
 from serving.routing.prefix import Cache, PrefixIndex
 from serving.routing.question import Question
@@ -31,6 +33,13 @@ LOOKED_AT = 12
 HOLDERS_LOOKED_AT = 8
 CAPACITY_MARGIN = 2.0
 """A cache is taken to be so much larger than said at first: what is taken to be there and is not shows itself at once."""
+MOST_LIGHT_BYTES = 2048
+LIGHT_SECONDS = 0.03
+"""A request whose prompt takes no more than this at the slowest engine is small."""
+LIGHT_ERROR = 0.2
+LIGHT_REQUESTS = 15
+"""Of sixteen small requests one is looked at fully, and learned from."""
+LIGHT_LOOKED_AT = 8
 NO_DEPTHS: Mapping[Cache, int] = {}
 STANDARD = OBJECTIVES["standard"]
 
@@ -42,6 +51,23 @@ class Group:
     candidates: Sequence[Endpoint]
     works: list[Work]
     places: dict[Cache, int] = field(default_factory=dict)
+    light: dict[str, Light] = field(default_factory=dict)
+    """By the name of an objective: how small requests are chosen for."""
+    revisions: list[tuple[float, Group]] = field(default_factory=list)
+    """Where the candidates are of several revisions: the groups of each, with the sum of their shares up to it."""
+
+
+class Light:
+    """A small request that was looked at fully stands for the next ones like it."""
+
+    __slots__ = ("costs", "left", "most_bytes", "worth")
+
+    def __init__(self, costs: list[tuple[Work, float, float]], most_bytes: float, worth: float) -> None:
+        self.costs = costs
+        """For each endpoint: what such a request costs there, and how much more for each request that is under way."""
+        self.most_bytes = most_bytes
+        self.worth = worth
+        self.left = LIGHT_REQUESTS
 
 
 @dataclass(slots=True)
@@ -67,7 +93,7 @@ class Chooser:
         prior: Callable[[Endpoint], Rates] = lambda endpoint: Rates(),
         machine: Callable[[Endpoint], Machine] = lambda endpoint: Machine(),
         index_bytes: int = 64 * 1024 * 1024,
-        explains: bool = False,
+        policy: str = "cost",
         clock: Clock = monotonic,
         seed: int | None = None,
     ) -> None:
@@ -76,8 +102,9 @@ class Chooser:
         self._machine = machine
         self._clock = clock
         self._random = random.Random(seed)
-        self.explains = explains
-        """Whether decisions are kept with their tickets."""
+        self._pick = POLICIES.get(policy)
+        self.shares: dict[str, float] = {}
+        """Of endpoints that are to get less than their part, as after a restart: from 0 to 1, by name."""
         self.index = PrefixIndex(index_bytes)
         self.lessons = Lessons(self.index)
         self._works: dict[str, Work] = {}
@@ -85,6 +112,8 @@ class Chooser:
         self._groups: dict[str, Group] = {}
         self._arrivals: dict[str, Arrivals] = {}
         self._turn = 0
+        self.decisions: dict[Reason, int] = {}
+        """How many decisions each reason made; small requests and single candidates are not among them."""
 
     def choose(
         self,
@@ -92,28 +121,97 @@ class Chooser:
         candidates: Sequence[Endpoint],
         tried: Collection[str],
         ask: Callable[[], Question],
+        *,
         objective: Objective = STANDARD,
+        size_bytes: int = MOST_LIGHT_BYTES,
+        explained: bool = False,
     ) -> Ticket | None:
-        """The best candidate that was not tried yet, or None. `ask` is called where there is something to choose."""
+        """The best candidate that was not tried yet, or None.
+
+        `ask` is called where there is something to choose and the request, of `size_bytes`, is not small. `explained`: the
+        ticket is to say why.
+        """
         if len(candidates) == 1 and not tried:
             return self._work(candidates[0]).plain
+        group = self._group(model, candidates, tried)
+        if group is None:
+            return None
+        if group.revisions:
+            ask = partial(_same, ask())
+            group = self._revision(group, ask())
+        if self.shares:
+            group = self._group_of(self._shared(group.candidates))
+        if len(group.works) == 1:
+            return group.works[0].plain
+        if self._pick is not None:
+            return self._pick(group.works, ask, self._random).plain
+        if size_bytes >= MOST_LIGHT_BYTES or explained:
+            return self._least_cost(group, ask(), objective, explained)
+        light = group.light.get(objective.name)
+        if light is not None and light.left and size_bytes <= light.most_bytes:
+            return self._lightly(light)
+        choice = self._least_cost(group, ask(), objective, explained)
+        group.light[objective.name] = self._light(group, choice, objective)
+        return choice
+
+    def _group(self, model: str, candidates: Sequence[Endpoint], tried: Collection[str]) -> Group | None:
         if tried:
-            candidates = tuple(endpoint for endpoint in candidates if endpoint.name not in tried)
+            candidates = [endpoint for endpoint in candidates if endpoint.name not in tried]
+            return self._group_of(candidates) if candidates else None
+        known = self._groups.get(model)
+        if known is None or known.candidates is not candidates:
             if not candidates:
                 return None
-            if len(candidates) == 1:
-                return self._work(candidates[0]).plain
-            group = self._group_of(candidates)
-        else:
-            known = self._groups.get(model)
-            if known is None or known.candidates is not candidates:
-                if not candidates:
-                    return None
-                known = self._groups[model] = self._group_of(candidates)
-            group = known
-        return self._least_cost(group, ask(), objective)
+            known = self._groups[model] = self._group_of(candidates)
+        return known
 
-    def _least_cost(self, group: Group, question: Question, objective: Objective) -> Choice:
+    def _shared(self, candidates: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Let endpoints out of a choice as often as they are to have less than their part."""
+        shares, dice = self.shares, self._random.random
+        return [e for e in candidates if (share := shares.get(e.name, 1.0)) >= 1.0 or dice() < share] or candidates
+
+    def _revision(self, group: Group, question: Question) -> Group:
+        """All turns of a conversation at the same one."""
+        conversation = question.session or question.conversation
+        share = xxh3_64_intdigest(b"revision", conversation) / 2**64 if conversation else self._random.random()
+        return next((part for most, part in group.revisions if share < most), group.revisions[-1][1])
+
+    def _lightly(self, light: Light) -> Ticket:
+        """What a small request costs differs by the load only; among equals the endpoint that was used longest ago."""
+        light.left -= 1
+        costs, worth = light.costs, light.worth
+        count = len(costs)
+        if count > LIGHT_LOOKED_AT:
+            begin = self._random.randrange(count)
+            costs = costs[begin : begin + LIGHT_LOOKED_AT] or costs
+            if len(costs) < LIGHT_LOOKED_AT:
+                costs = costs + light.costs[: LIGHT_LOOKED_AT - len(costs)]
+        best, least = None, 0.0
+        for work, base, more in costs:
+            cost = base + more * work.in_flight
+            if work.waiting:
+                cost += worth * work.waiting_seconds
+            if best is None or cost < least or (cost == least and work.last_used < best.last_used):
+                best, least = work, cost
+        assert best is not None
+        return best.plain
+
+    def _light(self, group: Group, choice: Choice, objective: Objective) -> Light:
+        """Costs as in `score`, for a request whose prompt costs next to nothing."""
+        weights, worth, output = self._weights, objective.dollars_per_second, choice.output_tokens
+        costs = []
+        slowest = 0.0
+        for work in group.works:
+            rates = work.rates
+            slowest = max(slowest, rates.prefill_seconds)
+            added = output * rates.step_slope
+            base = worth * (rates.step * (1.0 + weights.decode * output)) + work.dollars_per_second * added
+            more = worth * ((1.0 + weights.decode * output) * rates.step_slope + added * (weights.decoders + weights.uneven))
+            costs.append((work, base, more))
+        cost_each = slowest * self.lessons.tokens_per_byte(choice.question.model)
+        return Light(_evened(costs), min(MOST_LIGHT_BYTES, LIGHT_SECONDS / cost_each), worth)
+
+    def _least_cost(self, group: Group, question: Question, objective: Objective, explained: bool) -> Choice:
         now = self._clock()
         lessons = self.lessons
         model = question.model
@@ -141,15 +239,17 @@ class Chooser:
             objective=objective,
             weights=self._weights,
             now=now,
+            explained=explained,
         )
         best, reason = self._best(question, works, scores, objective, now)
+        self.decisions[reason] = self.decisions.get(reason, 0) + 1
         work = works[best]
         depth = depths.get(work.cache, 0)
         if not depth and question.chain:
             work.cold_at = now
         decision = None
-        if self.explains:
-            decision = _decision(reason, work, works, prompt, output, scores)
+        if explained:
+            decision = Decision(reason, work.endpoint.name, prompt, output, [each.endpoint for each in works], scores)
         choice = Choice(
             work.endpoint,
             work,
@@ -159,6 +259,7 @@ class Chooser:
             output_tokens=output,
             context_tokens=prompt + output,
             cached_bytes=START[depth],
+            cached_tokens=START[depth] * per_byte,
             decision=decision,
         )
         if match is not None:
@@ -197,9 +298,9 @@ class Chooser:
         work = ticket.work
         self._turn += 1
         work.last_used = self._turn
-        work.in_flight += 1
         if type(ticket) is Choice:
             work.begin(ticket, self._clock())
+        work.in_flight += 1
 
     def first_token(self, ticket: Ticket) -> None:
         """The beginning of a stream is here."""
@@ -209,10 +310,10 @@ class Chooser:
     def end(self, ticket: Ticket) -> None:
         """The attempt is over, however it went. Where something can be learned from it, `learn` follows, else `drop`."""
         work = ticket.work
-        work.in_flight -= 1
         if type(ticket) is Choice:
             work.end(ticket, self._clock())
             ticket.area, ticket.prefill_area = work.area - ticket.area, work.prefill_area - ticket.prefill_area
+        work.in_flight -= 1
 
     def learn(self, ticket: Ticket, usage: Usage, ended: float) -> None:
         """The answer came, and this is what its engine said about it."""
@@ -238,7 +339,19 @@ class Chooser:
 
     def _group_of(self, candidates: Sequence[Endpoint]) -> Group:
         works = [self._work(endpoint) for endpoint in candidates]
-        return Group(candidates, works, {work.cache: place for place, work in enumerate(works)})
+        group = Group(candidates, works, {work.cache: place for place, work in enumerate(works)})
+        parts: dict[str, tuple[float, list[Endpoint]]] = {}
+        for endpoint in candidates:
+            machine = self._machine(endpoint)
+            parts.setdefault(machine.revision, (machine.weight, []))[1].append(endpoint)
+        total = sum(weight for weight, _ in parts.values())
+        if len(parts) > 1 and total > 0:
+            most = 0.0
+            for weight, members in parts.values():
+                if weight:
+                    most += weight / total
+                    group.revisions.append((most, self._group_of(members)))
+        return group
 
     def _work(self, endpoint: Endpoint) -> Work:
         work = self._works.get(endpoint.name)
@@ -256,17 +369,13 @@ class Chooser:
         return new
 
 
-def _decision(reason: Reason, work: Work, works: Sequence[Work], prompt: float, output: float, scores: Scores) -> Decision:
-    return Decision(
-        reason,
-        work.endpoint.name,
-        prompt,
-        output,
-        [each.endpoint for each in works],
-        scores.cached,
-        scores.wait,
-        scores.first,
-        scores.latency,
-        scores.busy,
-        scores.dollars,
-    )
+def _same(question: Question) -> Question:
+    return question
+
+
+def _evened(costs: list[tuple[Work, float, float]]) -> list[tuple[Work, float, float]]:
+    """Endpoints whose costs differ by less than the prediction's error get the same ones, so that they take turns."""
+    least = min(base for _, base, _ in costs)
+    close = [more for _, base, more in costs if base <= least * (1.0 + LIGHT_ERROR)]
+    mean = sum(close) / len(close)
+    return [(work, least, mean) if base <= least * (1.0 + LIGHT_ERROR) else (work, base, more) for work, base, more in costs]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.fleet.store import Endpoint
+
+if TYPE_CHECKING:
+    from serving.routing.score import Scores
 
 
 class Reason(StrEnum):
@@ -21,6 +24,8 @@ class Reason(StrEnum):
     """Among those of about the same cost, the one that all gateways give the conversation to."""
     SPREAD = "spread"
     """Among those of about the same cost, the one that was used longest ago."""
+    LIGHT = "light"
+    """A small request, by the costs of one that was like it a moment ago and what is under way now."""
     POLICY = "policy"
     """The setting says a policy that looks at no cost."""
 
@@ -34,35 +39,24 @@ class Decision:
     prompt_tokens: float
     output_tokens: float
     candidates: Sequence[Endpoint]
-    cached_tokens: Sequence[float]
-    wait_seconds: Sequence[float]
-    ttft_seconds: Sequence[float]
-    latency_seconds: Sequence[float]
-    busy_seconds: Sequence[float]
-    dollars: Sequence[float]
+    scores: Scores
 
     def as_data(self) -> dict[str, Any]:
-        """The same as JSON has it, the best candidate first."""
-        rows = [
+        """The same as JSON has it, the cheapest candidate first."""
+        scores = self.scores
+        rows: list[dict[str, Any]] = [
             {
                 "endpoint": endpoint.name,
                 "pool": endpoint.pool,
-                "cached_tokens": round(cached),
-                "wait_seconds": round(wait, 4),
-                "ttft_seconds": round(ttft, 4),
-                "latency_seconds": round(latency, 4),
-                "busy_seconds": round(busy, 4),
+                "cached_tokens": round(detail.cached_tokens),
+                "wait_seconds": round(detail.wait_seconds, 4),
+                "ttft_seconds": round(first, 4),
+                "latency_seconds": round(detail.latency_seconds, 4),
+                "busy_seconds": round(detail.busy_seconds, 4),
                 "dollars": float(f"{dollars:.4g}"),
             }
-            for endpoint, cached, wait, ttft, latency, busy, dollars in zip(
-                self.candidates,
-                self.cached_tokens,
-                self.wait_seconds,
-                self.ttft_seconds,
-                self.latency_seconds,
-                self.busy_seconds,
-                self.dollars,
-                strict=True,
+            for endpoint, first, dollars, detail in zip(
+                self.candidates, scores.first, scores.dollars, scores.detail or (), strict=True
             )
         ]
         rows.sort(key=lambda row: row["dollars"])

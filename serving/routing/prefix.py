@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from serving.routing.chain import START
 
-PIECE_BYTES = 150
-"""Of memory: a hash, its place in the index and in its node. Measured, with what a table of that kind keeps free."""
-NODE_BYTES = 700
+PIECE_BYTES = 250
+"""Of memory: a hash, its place in the index and in its node. Measured, at the moment when a table makes itself room."""
+NODE_BYTES = 900
 """Of memory: a node, its places in the orders of eviction and one endpoint that holds it."""
 HOLDER_BYTES = 250
 """Of memory: one more endpoint that holds a node."""
@@ -254,10 +254,13 @@ class PrefixIndex:
         if node.holders.pop(cache, None) is not None:
             self._holders -= 1
         if not node.holders and node in self._order:
-            del self._order[node]
-            nodes = self._nodes
-            for piece in node.hashes:
-                nodes.pop(piece, None)
+            self._forget(node)
+
+    def _forget(self, node: Node) -> None:
+        del self._order[node]
+        nodes = self._nodes
+        for piece in node.hashes:
+            nodes.pop(piece, None)
 
     def _leaf(self, match: Match) -> Node | None:
         """The node that ends where the chain ends, made if there is none."""
@@ -299,6 +302,8 @@ class PrefixIndex:
             del node.holders[cache]
             self._holders -= 1
             cache.order.pop(node, None)
+        if not node.holders:
+            self._forget(node)
         return front
 
     def _shrink(self) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
 
 from serving.core.context import RequestContext
 from serving.routing.chain import FIRST_PIECE_BYTES, chain_of, conversation_of, render, seed_of
 
+_SESSIONS = ("prompt_cache_key", "user", "safety_identifier")
+"""Fields in which clients say who asks, the closest to a session first."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -24,10 +29,20 @@ class Question:
     """The most tokens of its answer; 0 where there are none."""
     silent: bool = False
     """The answer is no stream, so that its first token cannot be seen."""
+    session: int = 0
+    """What the client says that its requests belong to; 0: nothing."""
 
 
 _seeds: dict[tuple[str, str], int] = {}
 _SEEDS_KEPT = 8192
+
+
+def _session_of(document: dict[str, Any]) -> int:
+    for name in _SESSIONS:
+        value = document.get(name)
+        if isinstance(value, str) and value:
+            return xxh3_64_intdigest(value.encode("utf-8", "surrogatepass"))
+    return 0
 
 
 def question_of(ctx: RequestContext, isolation: str | None) -> Question:
@@ -45,7 +60,7 @@ def question_of(ctx: RequestContext, isolation: str | None) -> Question:
             limit = value
             break
     if ctx.body_bytes < FIRST_PIECE_BYTES:
-        return Question(ctx.model, ctx.tenant, (), ctx.body_bytes, 0, limit, silent)
+        return Question(ctx.model, ctx.tenant, (), ctx.body_bytes, 0, limit, silent, _session_of(document))
     key = (ctx.model, isolation or "")
     seed = _seeds.get(key)
     if seed is None:
@@ -56,4 +71,4 @@ def question_of(ctx: RequestContext, isolation: str | None) -> Question:
     text = rendering.text()
     chain = chain_of(text, seed)
     conversation = conversation_of(chain, rendering.turn_bytes, 0)
-    return Question(ctx.model, ctx.tenant, chain, len(text), conversation, limit, silent)
+    return Question(ctx.model, ctx.tenant, chain, len(text), conversation, limit, silent, _session_of(document))

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from serving.routing.chain import START
 from serving.routing.cost import MOST_LOAD, Objective, Weights
 from serving.routing.prefix import Cache
 from serving.routing.work import Work
 
+REFRESH_SECONDS = 0.05
+"""How old what is taken from a pool's rates may be."""
+
 
 class Scores:
-    """Lists along the endpoints that were looked at."""
+    """Lists along the endpoints that were looked at; those of `detail` only where somebody wants to know why."""
 
-    __slots__ = ("busy", "cached", "dollars", "first", "latency", "prefill", "wait")
+    __slots__ = ("detail", "dollars", "first", "prefill")
 
-    def __init__(self) -> None:
-        self.cached: list[float] = []
-        """Tokens of the prompt that are probably in the engine's cache."""
+    def __init__(self, *, explained: bool) -> None:
         self.prefill: list[float] = []
-        """Seconds for the rest of the prompt."""
-        self.wait: list[float] = []
-        """Seconds until the engine begins with it."""
+        """Seconds for the part of the prompt that is not cached."""
         self.first: list[float] = []
-        """Seconds until its first token."""
-        self.latency: list[float] = []
-        """Seconds until its last."""
-        self.busy: list[float] = []
-        """Machine seconds that it adds."""
+        """Seconds until the first token."""
         self.dollars: list[float] = []
+        self.detail: list[Detail] | None = [] if explained else None
+
+
+class Detail(NamedTuple):
+    cached_tokens: float
+    """Of the prompt, those that are probably in the engine's cache."""
+    wait_seconds: float
+    """Until the engine begins with it."""
+    latency_seconds: float
+    """Until the last token."""
+    busy_seconds: float
+    """What it adds to the machine's work."""
 
 
 def score(
@@ -42,30 +50,32 @@ def score(
     objective: Objective,
     weights: Weights,
     now: float,
+    explained: bool,
 ) -> Scores:
     """`prompt` and `output` are tokens, `arrivals_per_second` those at one endpoint."""
-    scores = Scores()
-    load = running = 0.0
+    scores = Scores(explained=explained)
+    load = 0.0
+    running = 0
     for work in works:
         work.advance(now)
-        work.rates.refresh(now - work.learned_at)
+        if now - work.refreshed_at > REFRESH_SECONDS:
+            work.refresh(now)
         load += work.prefill_share
-        running += work.decoding
+        running += work.in_flight - len(work.waiting)
     count = len(works)
     later = weights.queue * arrivals_per_second / (1.0 - min(load / count, MOST_LOAD))
     others = weights.decoders + weights.uneven / (running / count + 1.0)
     worth, target, decode_weight = objective.dollars_per_second, objective.ttft_seconds, weights.decode
-    add_cached, add_prefill, add_wait = scores.cached.append, scores.prefill.append, scores.wait.append
-    add_first, add_latency = scores.first.append, scores.latency.append
-    add_busy, add_dollars = scores.busy.append, scores.dollars.append
+    add_prefill, add_first, add_dollars, detail = scores.prefill.append, scores.first.append, scores.dollars.append, scores.detail
     for work in works:
-        rates = work.rates
-        batch = work.decoding
-        cached = START[depths[work.cache]] * tokens_per_byte * rates.cache_trust.value if work.cache in depths else 0.0
+        rates, cache = work.rates, work.cache
+        waiting = len(work.waiting)
+        batch = work.in_flight - waiting
+        cached = START[depths[cache]] * tokens_per_byte * rates.cache_trust.value if cache in depths else 0.0
         slope = rates.step_slope
         step = rates.step + slope * batch
         prefill = (prompt - cached) * rates.prefill_seconds
-        wait = work.wait_seconds(now) if work.waiting else 0.0
+        wait = work.wait_seconds(now) if waiting else 0.0
         if work.in_flight >= work.sequences:
             wait += (work.in_flight - work.sequences + 1) * output * step / (work.in_flight or 1)
         missing = work.context_tokens + prompt + output - work.cache_tokens
@@ -74,15 +84,13 @@ def score(
         busy = prefill + output * slope
         first = wait + prefill + step
         share = work.prefill_share
-        writing = output * (step + slope * len(work.waiting)) / (1.0 - (share if share < MOST_LOAD else MOST_LOAD))
+        writing = output * (step + slope * waiting) / (1.0 - (share if share < MOST_LOAD else MOST_LOAD))
         seconds = first + decode_weight * writing + busy * (later * (wait + 0.5 * prefill) + others * batch)
         if first > 0.5 * target:
             seconds += target * (first / target - 0.5) ** 3
-        add_cached(cached)
         add_prefill(prefill)
-        add_wait(wait)
         add_first(first)
-        add_latency(first + writing)
-        add_busy(busy)
         add_dollars(worth * seconds + work.dollars_per_second * busy)
+        if detail is not None:
+            detail.append(Detail(cached, wait, first + writing, busy))
     return scores

@@ -23,6 +23,8 @@ class Ticket:
 
     question: Question | None = None
     ttft_seconds: float | None = None
+    cached_tokens: float = 0.0
+    decision: Decision | None = None
 
     def __init__(self, endpoint: Endpoint, work: Work) -> None:
         self.endpoint = endpoint
@@ -37,6 +39,7 @@ class Choice(Ticket):
         "area",
         "began",
         "cached_bytes",
+        "cached_tokens",
         "context_tokens",
         "decision",
         "first",
@@ -59,6 +62,7 @@ class Choice(Ticket):
         output_tokens: float,
         context_tokens: float,
         cached_bytes: int,
+        cached_tokens: float,
         decision: Decision | None,
     ) -> None:
         self.endpoint = endpoint
@@ -71,6 +75,7 @@ class Choice(Ticket):
         self.context_tokens = context_tokens
         """What it takes of the cache while it runs."""
         self.cached_bytes = cached_bytes
+        self.cached_tokens: float = cached_tokens
         self.decision = decision
         self.hold: Hold | None = None
         self.began = 0.0
@@ -91,7 +96,6 @@ class Work:
         "cache_tokens",
         "cold_at",
         "context_tokens",
-        "decoding",
         "decoding_tokens",
         "dollars_per_second",
         "endpoint",
@@ -105,6 +109,7 @@ class Work:
         "prefill_area",
         "prefill_share",
         "rates",
+        "refreshed_at",
         "sequences",
         "waiting",
         "waiting_seconds",
@@ -120,6 +125,7 @@ class Work:
         self.sequences = pool.prior.sequences
         self.dollars_per_second = dollars_per_second
         self.in_flight = 0
+        self.refreshed_at = now
         self.learned_at = now
         """When something was seen of its rates."""
         self.last_used = 0
@@ -132,11 +138,10 @@ class Work:
         """Of prefill, all of them together."""
         self.free_at = now
         """When their prefill should be done."""
-        self.decoding = 0
         self.decoding_tokens = 0.0
         self.context_tokens = 0.0
         self.area = 0.0
-        """Decoding requests summed over time."""
+        """Requests that are being written, summed over time."""
         self.prefill_area = 0.0
         """Seconds of prefill done since the beginning."""
         self.prefill_share = 0.0
@@ -173,9 +178,13 @@ class Work:
             self._leaves(choice)
             self.free_at = max(now, min(self.free_at, now + self.waiting_seconds))
         elif choice.first:
-            self.decoding -= 1
             self.decoding_tokens -= choice.context_tokens
         self.context_tokens -= choice.context_tokens
+
+    def refresh(self, now: float) -> None:
+        """Take up what was learned at other endpoints of the pool."""
+        self.refreshed_at = now
+        self.rates.refresh(now - self.learned_at)
 
     def wait_seconds(self, now: float) -> float:
         """Until the prefill that is ahead of a new request is done."""
@@ -190,7 +199,7 @@ class Work:
         passed = now - self.last_change
         if passed <= 0.0:
             return
-        self.area += self.decoding * passed
+        self.area += (self.in_flight - len(self.waiting)) * passed
         self.prefill_share *= HORIZON_SECONDS / (HORIZON_SECONDS + passed)
         self.last_change = now
         if self.waiting and self.free_at <= now:
@@ -205,10 +214,10 @@ class Work:
 
     def _written(self, choice: Choice) -> None:
         """A request is being written; all that are at once prove that the engine has room for them."""
-        self.decoding += 1
         self.decoding_tokens += choice.context_tokens
-        if self.decoding > self.sequences:
-            self.sequences = self.decoding
+        batch = self.in_flight - len(self.waiting)
+        if batch > self.sequences:
+            self.sequences = batch
         if self.decoding_tokens > self.cache_tokens:
             self.cache_tokens = self.decoding_tokens
 
