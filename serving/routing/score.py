@@ -10,6 +10,7 @@ from serving.routing.cost import MOST_LOAD, Objective, Weights
 from serving.routing.prefix import Cache
 from serving.routing.work import Work
 
+PRICE_MARGIN = 4.0
 REFRESH_SECONDS = 0.05
 """How old what is taken from a pool's rates may be."""
 
@@ -54,7 +55,7 @@ def score(
 ) -> Scores:
     """`prompt` and `output` are tokens, `arrivals_per_second` those at one endpoint."""
     scores = Scores(explained=explained)
-    load = 0.0
+    load = dearest = 0.0
     running = 0
     for work in works:
         work.advance(now)
@@ -62,6 +63,9 @@ def score(
             work.refresh(now)
         load += work.prefill_share
         running += work.in_flight - len(work.waiting)
+        if work.dollars_per_second > dearest:
+            dearest = work.dollars_per_second
+    dearest *= PRICE_MARGIN
     count = len(works)
     later = weights.queue * arrivals_per_second / (1.0 - min(load / count, MOST_LOAD))
     others = weights.decoders + weights.uneven / (running / count + 1.0)
@@ -76,21 +80,23 @@ def score(
         step = rates.step + slope * batch
         prefill = (prompt - cached) * rates.prefill_seconds
         wait = work.wait_seconds(now) if waiting else 0.0
-        if work.in_flight >= work.sequences:
-            wait += (work.in_flight - work.sequences + 1) * output * step / (work.in_flight or 1)
-        missing = work.context_tokens + prompt + output - work.cache_tokens
-        if missing > 0 and work.in_flight:
-            wait += missing * output * step / (work.context_tokens + 1.0)
-        busy = prefill + output * slope
-        first = wait + prefill + step
         share = work.prefill_share
         writing = output * (step + slope * waiting) / (1.0 - (share if share < MOST_LOAD else MOST_LOAD))
+        if work.in_flight >= work.sequences:
+            wait += (work.in_flight - work.sequences + 1) * writing / (work.in_flight or 1)
+        missing = work.context_tokens + prompt + output - work.cache_tokens
+        if missing > 0 and work.in_flight:
+            wait += missing * writing / (work.context_tokens + 1.0)
+        busy = prefill + output * slope
+        first = wait + prefill + step
         seconds = first + decode_weight * writing + busy * (later * (wait + 0.5 * prefill) + others * batch)
+        cost = worth * seconds + work.dollars_per_second * busy
         if first > 0.5 * target:
-            seconds += target * (first / target - 0.5) ** 3
+            # At the objective this alone is more than any price; it is met first.
+            cost += (2.0 * first / target - 1.0) ** 3 * (worth * target + dearest * busy)
         add_prefill(prefill)
         add_first(first)
-        add_dollars(worth * seconds + work.dollars_per_second * busy)
+        add_dollars(cost)
         if detail is not None:
             detail.append(Detail(cached, wait, first + writing, busy))
     return scores

@@ -12,6 +12,8 @@ from serving.routing.question import Question
 
 OVERDUE_SHARE = 0.25
 """Of the work whose time is over and which is not done, this part is taken to be left."""
+ROOM_MARGIN = 1.5
+"""An engine is taken to have so much more room than was said, since requests are rarely as long as they may be."""
 HORIZON_SECONDS = 20.0
 """Over which the share of time that goes to prefill is averaged."""
 
@@ -121,7 +123,7 @@ class Work:
         self.plain = Ticket(endpoint, self)
         self.rates = EngineRates(pool)
         self.cache = cache
-        self.cache_tokens = float(pool.prior.cache_tokens)
+        self.cache_tokens = ROOM_MARGIN * pool.prior.cache_tokens
         self.sequences = pool.prior.sequences
         self.dollars_per_second = dollars_per_second
         self.in_flight = 0
