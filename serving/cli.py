@@ -11,6 +11,7 @@ import typer
 
 from serving import __version__
 from serving.core.errors import ConfigurationError
+from serving.explain_cli import explain
 
 if TYPE_CHECKING:
     from serving.catalog.model import Catalog, Record
@@ -30,6 +31,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+app.command()(explain)
 
 
 @app.command()

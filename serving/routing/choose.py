@@ -239,6 +239,7 @@ class Chooser:
             objective=objective,
             weights=self._weights,
             now=now,
+            shared_pieces=match.known if match is not None and not self.index.knows(question.conversation) else 0,
             explained=explained,
         )
         best, reason = self._best(question, works, scores, objective, now)

@@ -30,7 +30,8 @@ class Weights:
     uneven: float = 2.0
     """The same, but for how many there are in relation to the other endpoints."""
     decode: float = 0.3
-    """Of the request's own writing."""
+    shared: float = 0.1
+    """Of a prefix that other conversations share and that is computed at one more endpoint: it will be used there again."""
 
 
 DEFAULT_WEIGHTS = Weights()

@@ -189,6 +189,10 @@ class PrefixIndex:
     def cache(self, capacity_bytes: float) -> Cache:
         return Cache(self, capacity_bytes)
 
+    def knows(self, piece: int) -> bool:
+        """Whether anybody holds the prefix with that hash."""
+        return piece in self._nodes
+
     def match(self, chain: Sequence[int]) -> Match:
         """Find how much of the chain is known: a prefix is only there with all shorter ones, so that halving finds it."""
         nodes = self._nodes

@@ -51,9 +51,12 @@ def score(
     objective: Objective,
     weights: Weights,
     now: float,
+    shared_pieces: int,
     explained: bool,
 ) -> Scores:
-    """`prompt` and `output` are tokens, `arrivals_per_second` those at one endpoint."""
+    """`prompt` and `output` are tokens, `arrivals_per_second` those at one endpoint, `shared_pieces` what a new
+    conversation begins with and others have begun with: computing that once more is an investment.
+    """
     scores = Scores(explained=explained)
     load = dearest = 0.0
     running = 0
@@ -65,6 +68,8 @@ def score(
         running += work.in_flight - len(work.waiting)
         if work.dollars_per_second > dearest:
             dearest = work.dollars_per_second
+    shared = START[shared_pieces] * tokens_per_byte
+    kept = 1.0 - weights.shared
     dearest *= PRICE_MARGIN
     count = len(works)
     later = weights.queue * arrivals_per_second / (1.0 - min(load / count, MOST_LOAD))
@@ -90,6 +95,9 @@ def score(
         busy = prefill + output * slope
         first = wait + prefill + step
         seconds = first + decode_weight * writing + busy * (later * (wait + 0.5 * prefill) + others * batch)
+        if cached < shared:
+            again = kept * (shared - cached) * rates.prefill_seconds
+            seconds -= again * (1.0 + later * (wait + 0.5 * prefill) + others * batch)
         cost = worth * seconds + work.dollars_per_second * busy
         if first > 0.5 * target:
             # At the objective this alone is more than any price; it is met first.

@@ -14,6 +14,7 @@ OVERDUE_SHARE = 0.25
 """Of the work whose time is over and which is not done, this part is taken to be left."""
 ROOM_MARGIN = 1.5
 """An engine is taken to have so much more room than was said, since requests are rarely as long as they may be."""
+MUCH_SLOWER = 3.0
 HORIZON_SECONDS = 20.0
 """Over which the share of time that goes to prefill is averaged."""
 
@@ -104,6 +105,7 @@ class Work:
         "free_at",
         "in_flight",
         "last_change",
+        "last_first",
         "last_used",
         "learned_at",
         "name",
@@ -146,6 +148,8 @@ class Work:
         """Requests that are being written, summed over time."""
         self.prefill_area = 0.0
         """Seconds of prefill done since the beginning."""
+        self.last_first = now
+        """When the last first token came."""
         self.prefill_share = 0.0
         """Of the last time, the part that prefill took."""
         self.last_change = now
@@ -169,6 +173,13 @@ class Work:
             return
         self.advance(now)
         choice.first, choice.area = now, self.area
+        took = now - max(choice.began, self.last_first)
+        self.last_first = now
+        rates = self.rates
+        if took > MUCH_SLOWER * (choice.prefill_seconds + rates.step + rates.step_slope * self.in_flight):
+            # Not to be waited for until the answer's end says it exactly.
+            self.learned_at = now
+            rates.learn_prefill(choice.prefill_seconds / rates.prefill_seconds, took)
         self._leaves(choice)
         choice.prefill_area = self.prefill_area
         self._written(choice)
@@ -194,6 +205,9 @@ class Work:
             return 0.0
         left = self.free_at - now
         least = OVERDUE_SHARE * self.waiting_seconds
+        if left < 0.0:
+            # The engine is slower than it is taken to be, or hangs: what has been late for long stays so for as long.
+            return least - left
         return left if left > least else least
 
     def advance(self, now: float) -> None:

@@ -60,7 +60,7 @@ def _slower(times: float) -> EngineSpec:
 
 
 def test_o_rte_3_load_is_measured_against_capacity() -> None:
-    """Speeds of 20, 10 and 1, of which nothing is known beforehand: the slow one gets no more than its part and spoils no tail."""
+    """Speeds of 20, 10 and 1, not known beforehand: the slow one gets no more than its part and spoils no tail."""
     sessions = agentic(0.35, 120.0, 5, turns=(1, 1), user_tokens=(1000, 4000), rate=16.0)
     mixed = run(sessions, Ours(3), specs=(SPEC, _slower(2.0), _slower(20.0)), seconds=140.0, warm_up=40.0)
     without = run(sessions, Ours(2), specs=(SPEC, _slower(2.0)), seconds=140.0, warm_up=40.0)
