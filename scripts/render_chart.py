@@ -20,7 +20,7 @@ CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py")
 SECTIONS = (
     *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "auth", "tenants", "database"),
-    *("ledger", "prices", "logging", "tracing"),
+    *("ledger", "prices", "routing", "logging", "tracing"),
 )
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
@@ -34,6 +34,7 @@ OF_THE_CHART = {
     "AuthSettings": ("api_key", "cache_secret", "key_secret", "key_file"),
     "DatabaseSettings": ("url",),
     "LedgerSettings": ("spill_dir",),
+    "RoutingSettings": ("explain_key",),
 }
 """Fields that the chart sets by itself, or that are secrets or files, which values cannot bring."""
 

@@ -45,9 +45,11 @@ from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
-from serving.routing.choose import Chooser
+from serving.routing.explain import Explain
 from serving.routing.models import public_models
+from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
+from serving.routing.setup import chooser_of
 from serving.settings import LimitSettings, Settings, TracingSettings, kubernetes_access, own_namespace
 from serving.tenancy.accounts import Accounts, check_accounts
 from serving.tenancy.capacity import Capacity
@@ -107,7 +109,7 @@ class Gateway:
             slots=self.slots,
             refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
         )
-        self.chooser = Chooser(lambda: self.fleet.snapshot.ramping)
+        self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         self.accounts = Accounts(settings, self.metrics)
@@ -127,6 +129,8 @@ class Gateway:
             estimates=estimates,
             retry_budget=self.retry_budget,
             settings=settings.relay,
+            objectives=Objectives(settings.routing),
+            explain=Explain(settings.routing.explain_key),
             tracing=self.tracing,
             ledger=self.accounts.ledger,
         )
@@ -227,6 +231,7 @@ class Gateway:
         metrics.watch_limits(lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
         if not isinstance(quotas, LocalQuotas):
             metrics.watch_limit_store(lambda: quotas.is_up)
+        metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
         for name in {*(e.pool for e in self.settings.endpoints), *(p.name for p in self.settings.pools)}:

@@ -11,6 +11,7 @@ import typer
 
 from serving import __version__, accounts_cli
 from serving.core.errors import ConfigurationError
+from serving.explain_cli import explain
 from serving.fleet_command import fleet
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 accounts_cli.register(app)
+
+
+app.command()(explain)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from serving.core.clock import Clock, monotonic
-from serving.core.context import Incoming, Outgoing, RequestContext, Write
+from serving.core.context import UNKNOWN_USAGE, Incoming, Outgoing, RequestContext, Write
 from serving.core.deadlines import ends_of
 from serving.core.errors import (
     BodyTooLarge,
@@ -54,9 +54,13 @@ from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
-from serving.routing.choose import Chooser
+from serving.routing.choose import STANDARD, Chooser
+from serving.routing.explain import Explain
 from serving.routing.models import PublicModel
+from serving.routing.objectives import Objectives
+from serving.routing.question import Question, question_of
 from serving.routing.retries import RetryBudget
+from serving.routing.work import Ticket
 from serving.settings import RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
@@ -114,6 +118,8 @@ class Pipeline:
         estimates: TokenEstimates,
         retry_budget: RetryBudget,
         settings: RelaySettings,
+        objectives: Objectives,
+        explain: Explain,
         tracing: Tracing | None = None,
         ledger: Ledger | None = None,
         clock: Clock = monotonic,
@@ -130,6 +136,8 @@ class Pipeline:
         self._request_log = request_log
         self._estimates = estimates
         self._retry_budget = retry_budget
+        self._objectives = objectives
+        self._explain = explain
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
         self._form_buffer_bytes = settings.form_buffer_bytes
@@ -161,10 +169,14 @@ class Pipeline:
                 ctx.body = await incoming.body()
                 ctx.body_bytes = len(ctx.body)
                 model = self._find_model(ctx, tenant, understand(ctx, tenant.parameters))
-                prepare(ctx, self._identities.cache_salt(tenant.isolation_group, ctx.document.get("cache_salt")))
+                passage.isolation = self._identities.cache_salt(tenant.isolation_group, ctx.document.get("cache_salt"))
+                prepare(ctx, passage.isolation)
+            objective = passage.objective = self._objectives.of(
+                ctx.asked_class if tenant.may_use_class_header else None, tenant.priority, model
+            )
             lease = passage.lease = self._admission.admit()
             if self._admission.counts(ctx, tenant):
-                await self._admission.enter(lease, ctx, tenant)
+                await self._admission.enter(lease, ctx, tenant, objective.name)
             self._retry_budget.request()
             try:
                 answer = await self._in_time(ctx, self._first_byte(passage, self._max_attempts))
@@ -277,10 +289,11 @@ class Pipeline:
         error: RequestError | None = None
         tried: set[str] = set()
         again = stale = False
-        endpoint = self._chooser.choose(self._candidates(ctx.model), tried)
-        while endpoint is not None:
+        ticket = self._choose(passage, tried)
+        while ticket is not None:
+            endpoint = ticket.endpoint
             tried.add(endpoint.name)
-            self._begin_attempt(passage, endpoint)
+            self._begin_attempt(passage, ticket)
             taken = True
             try:
                 passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again or not repeatable or ctx.rest is not None)
@@ -294,17 +307,19 @@ class Pipeline:
             except EngineRefused as refusal:
                 error, again = self._attempt_refused(passage, refusal), False
             else:
+                if passage.answer.is_stream:
+                    self._chooser.first_token(ticket)
                 return passage.answer
             if not again:
                 if not isinstance(error, MENDED_ELSEWHERE):
                     break
-                endpoint = self._chooser.choose(self._candidates(ctx.model), tried)
+                ticket = self._choose(passage, tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
             stale = stale or again
             # A connection that had ended already was no try of an engine; of those that follow it one is free.
             most = max(limit, min(limit + 1, MOST_ATTEMPTS)) if stale else limit
-            if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
+            if ticket is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
@@ -317,6 +332,25 @@ class Pipeline:
             return candidates
         chooser = self._chooser
         return [e for e in candidates if e.slots is None or chooser.in_flight(e.name) < e.slots] or candidates
+
+    def _choose(self, passage: Passage, tried: set[str]) -> Ticket | None:
+        ctx = passage.ctx
+        candidates = self._candidates(ctx.model)
+        explained = (ctx.trace is not None and ctx.trace.sampled) or (
+            ctx.explain_key is not None and self._explain.allows(ctx.explain_key)
+        )
+        ticket = self._chooser.choose(
+            ctx.model,
+            candidates,
+            tried,
+            passage.question,
+            objective=passage.objective,
+            size_bytes=ctx.body_bytes,
+            explained=explained,
+        )
+        if explained and ticket is not None:
+            self._explain.note(ctx, ticket)
+        return ticket
 
     def _may_repeat(self, ctx: RequestContext, repeatable: bool) -> bool:
         """Whether a failed attempt may be followed by another one; the last to be asked, since it takes from the budget."""
@@ -332,14 +366,14 @@ class Pipeline:
         self._metrics.retries_denied.add((denied,))
         return False
 
-    def _begin_attempt(self, passage: Passage, endpoint: Endpoint) -> None:
-        ctx = passage.ctx
+    def _begin_attempt(self, passage: Passage, ticket: Ticket) -> None:
+        ctx, endpoint = passage.ctx, ticket.endpoint
         ctx.attempts += 1
         ctx.endpoint, ctx.pool, ctx.target = endpoint.name, endpoint.pool, endpoint.target
-        passage.endpoint = endpoint
+        passage.ticket = ticket
         if self._tracing is not None:
             self._tracing.begin_attempt(ctx, self._clock())
-        self._chooser.take(endpoint)
+        self._chooser.begin(ticket)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
         log.warning("endpoint %s: %s", endpoint.name, failure, extra={"request_id": passage.ctx.request_id})
@@ -389,17 +423,17 @@ class Pipeline:
             code = "context_length_exceeded" if "maximum context length" in words else None
             return _CALLERS_FAULT[status](words or "The engine refused the request.", param=refusal.param, code=code)
         log.warning("endpoint answered %d: %s", status, words[:500], extra={"request_id": ctx.request_id})
-        if words == DRAINING and passage.endpoint is not None:
-            self._health.draining(passage.endpoint)
+        if words == DRAINING and passage.ticket is not None:
+            self._health.draining(passage.ticket.endpoint)
         self._blame(passage, AttemptResult.ERROR)
         self._end_attempt(passage, AttemptResult.ERROR)
         return EngineFailed("The engine failed to answer.")
 
     def _blame(self, passage: Passage, result: AttemptResult) -> None:
         """Tell how the attempt under way ends to whoever judges endpoints."""
-        endpoint = passage.endpoint
-        if endpoint is not None:
-            passage.failed = self._health.ended(endpoint, result, passage.ctx.arrived, failed_before=passage.failed)
+        ticket = passage.ticket
+        if ticket is not None:
+            passage.failed = self._health.ended(ticket.endpoint, result, passage.ctx.arrived, failed_before=passage.failed)
 
     async def _relay_answer(self, passage: Passage, answer: Answer, outgoing: Outgoing) -> None:
         """Pass the answer's bytes on as they come. There is no way back from the first one."""
@@ -470,13 +504,17 @@ class Pipeline:
             ctx.usage, ctx.usage_estimated = self._estimates.estimate(ctx), True
 
     def _end_attempt(self, passage: Passage, result: AttemptResult) -> None:
-        endpoint, passage.endpoint = passage.endpoint, None
-        if endpoint is not None:
-            trace = passage.ctx.trace
+        ticket, passage.ticket = passage.ticket, None
+        if ticket is not None:
+            endpoint, trace = ticket.endpoint, passage.ctx.trace
             if trace is not None:
                 attempt = trace.attempts[-1]
                 attempt.result, attempt.ended = result, self._clock()
-            self._chooser.release(endpoint)
+            self._chooser.end(ticket)
+            if passage.answer is not None:
+                passage.answered = ticket
+            else:
+                self._chooser.drop(ticket, gone=result is AttemptResult.UNREACHABLE)
             self._metrics.attempt(endpoint.pool, endpoint.name, result)
 
     def _settle(self, passage: Passage) -> None:
@@ -526,6 +564,9 @@ class Pipeline:
     def _publish(self, passage: Passage, now: str) -> None:
         ctx = passage.ctx
         self._count(passage)
+        if passage.answered is not None and passage.view is not None:
+            self._chooser.learn(passage.answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
+            self._metrics.routed(ctx, passage.answered)
         self._metrics.settle(ctx, passage.ended)
         if self._ledger is not None and passage.identity is not None:
             self._ledger.add(ctx, passage.identity, passage.ended)
@@ -538,15 +579,34 @@ class Pipeline:
 class Passage:
     """What one request holds on its way, beside its context."""
 
-    __slots__ = ("answer", "counted", "ctx", "ended", "endpoint", "failed", "identity", "lease", "settled", "view")
+    __slots__ = (
+        "answer",
+        "answered",
+        "counted",
+        "ctx",
+        "ended",
+        "failed",
+        "identity",
+        "isolation",
+        "lease",
+        "objective",
+        "settled",
+        "ticket",
+        "view",
+    )
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
         self.identity: Identity | None = None
         """Whose request it is, once that is known."""
         self.lease: Lease | None = None
-        self.endpoint: Endpoint | None = None
-        """Where an attempt is under way."""
+        self.isolation: str | None = None
+        """What keeps the engine's cache of this request apart from others'."""
+        self.objective = STANDARD
+        self.ticket: Ticket | None = None
+        """Of the attempt that is under way."""
+        self.answered: Ticket | None = None
+        """Of the attempt whose answer the client got, once that is over."""
         self.failed: Endpoint | None = None
         """Where the last attempt failed in a way that may be the request's own."""
         self.answer: Answer | None = None
@@ -554,6 +614,9 @@ class Passage:
         self.counted = self.settled = False
         self.ended = 0.0
         """When it was settled, in monotonic seconds."""
+
+    def question(self) -> Question:
+        return question_of(self.ctx, self.isolation)
 
 
 RETRIED = (Unavailable, Overloaded, EngineFailed)

@@ -23,6 +23,7 @@ from serving.health_settings import HealthSettings
 from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.limit_settings import LimitStoreSettings, QueueSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
+from serving.routing_settings import RoutingSettings
 from serving.strict_yaml import read_yaml
 from serving.tenant_settings import ParameterLimits as ParameterLimits
 from serving.tenant_settings import TenantName, TenantSettings, check_tenants
@@ -436,6 +437,7 @@ class Settings(BaseSettings):
     discovery: DiscoverySettings = DiscoverySettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     engine_load: LoadSettings = LoadSettings()
+    routing: RoutingSettings = RoutingSettings()
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -536,6 +538,14 @@ class Settings(BaseSettings):
                 f"server.host: {host or 'every address'} can be reached from other machines, and nobody is asked for a key: "
                 "set auth.api_key, auth.keys, auth.key_file or database.url, or auth.allow_anonymous: true"
             )
+
+    @model_validator(mode="after")
+    def _known_names_of_routing(self) -> Settings:
+        pools = {pool.name for pool in self.pools} | {endpoint.pool for endpoint in self.endpoints}
+        for name in self.routing.pools:
+            if name not in pools:
+                raise ValueError(f"routing.pools: there is no pool {name!r}{_nearest(name, pools)}")
+        return self
 
     @model_validator(mode="after")
     def _distinct_pools(self) -> Settings:

@@ -86,7 +86,8 @@ class TenantSettings(_Section):
     limits: TenantLimits = TenantLimits()
     parameters: ParameterLimits = ParameterLimits()
     """What is given here takes the place of `limits.parameters` for this tenant, field by field; it may be less or more."""
-    priority: PriorityClass = "standard"
+    priority: PriorityClass | None = None
+    """The class of its requests, for the queue and for routing; None: `models.NAME.objective`, else `routing.objective`."""
     may_use_class_header: bool = False
     """Whether its requests may say another class than `priority` by a header."""
     isolation: Isolation = "own"

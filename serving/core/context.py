@@ -74,6 +74,10 @@ class RequestContext:
     ends: float = 0.0
     """When its own time is used up; 0.0 where only the gateway's holds, which is the longest."""
 
+    explain_key: bytes | None = None
+    """What somebody sent who wants to know why the engine was chosen."""
+    decision: bytes = b""
+    """Why, as JSON, for somebody who may know."""
     tenant: str = ""
     body: bytes = b""
     content_type: bytes = b"application/json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -164,6 +165,34 @@ class AccountMetrics:
             registry.register(self.records)
 
 
+class _CounterOnScrape(Collector):
+    """A counter with one label that is kept elsewhere."""
+
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], read: Callable[[], Iterable[tuple[str, int]]]
+    ) -> None:
+        self._name, self._documentation, self._labels, self._read = name, documentation, tuple(labels), read
+
+    def describe(self) -> Iterable[Metric]:
+        return [CounterMetricFamily(self._name, self._documentation, labels=self._labels)]
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for label, value in self._read():
+            family.add_metric((label,), value)
+        yield family
+
+
+class Routed(Protocol):
+    """What routing predicted for an attempt; None where it had nothing to predict."""
+
+    @property
+    def ttft_seconds(self) -> float | None: ...
+
+    @property
+    def cached_tokens(self) -> float: ...
+
+
 class Metrics:
     """The series of one gateway process, in a registry of their own."""
 
@@ -276,6 +305,29 @@ class Metrics:
             ("model",),
             TTFT_SECONDS,
         )
+        self.predicted_ttft = BucketHistogram(
+            "serving_predicted_time_to_first_token_seconds",
+            "What routing expected of streams that it had a choice for.",
+            ("model", "pool"),
+            TTFT_SECONDS,
+        )
+        self.ttft_error = BucketHistogram(
+            "serving_time_to_first_token_error_seconds",
+            "By how much that was wrong, up or down.",
+            ("model", "pool"),
+            TTFT_SECONDS,
+        )
+        self.cached_predicted = BulkCounter(
+            "serving_predicted_cached_tokens", "Prompt tokens that routing expected to be cached.", ("model", "pool")
+        )
+        self.cached_observed = BulkCounter(
+            "serving_predicted_cached_tokens_observed", "Those that were, of the same requests.", ("model", "pool")
+        )
+        self.prefix_index_bytes = Gauge(
+            "serving_prefix_index_bytes", "Memory of what is known about cached prompts.", registry=registry
+        )
+        for collector in (self.predicted_ttft, self.ttft_error, self.cached_predicted, self.cached_observed):
+            registry.register(collector)
         registry.register(self.discovery_failures)
         registry.register(self.load_failures)
         registry.register(self.ejections)
@@ -391,6 +443,24 @@ class Metrics:
                 "serving_limit_store_up", "1 while the store of the limits answers.", (), lambda: [((), float(is_up()))]
             )
         )
+
+    def watch_routing(self, decisions: Callable[[], Iterable[tuple[str, int]]], index_bytes: Callable[[], float]) -> None:
+        """Export by what endpoints were chosen, and how large the index of prefixes is."""
+        self.registry.register(_CounterOnScrape("serving_routing_decisions", "Endpoints chosen by cost.", ("reason",), decisions))
+        self.on_scrape(self.prefix_index_bytes, index_bytes)
+
+    def routed(self, ctx: RequestContext, ticket: Routed) -> None:
+        """What was predicted for a request, beside what came of it."""
+        predicted = ticket.ttft_seconds
+        if predicted is None or not ctx.first_byte:
+            return
+        labels = (ctx.model, ctx.pool)
+        if ctx.stream:
+            self.predicted_ttft.observe(labels, predicted)
+            self.ttft_error.observe(labels, abs((ctx.first_token or ctx.first_byte) - ctx.arrived - predicted))
+        if ctx.usage.cached_tokens is not None:
+            self.cached_predicted.add(labels, ticket.cached_tokens)
+            self.cached_observed.add(labels, ctx.usage.cached_tokens)
 
     def exposition(self) -> tuple[bytes, str]:
         """The text for a scraper and its content type."""

@@ -7,7 +7,7 @@ from typing import get_args
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Headers, RequestContext
-from serving.core.errors import InvalidRequest, Overloaded, QuotaSpent, RateLimited, RequestError
+from serving.core.errors import Overloaded, QuotaSpent, RateLimited, RequestError
 from serving.settings import LimitSettings
 from serving.tenancy.claims import Claims, Guess
 from serving.tenancy.limit_headers import limit_fields, limit_headers
@@ -17,7 +17,7 @@ from serving.tenancy.slots import LONGEST_RETRY_SECONDS, Slots
 from serving.tenancy.tenants import Tenant
 from serving.tenant_settings import PriorityClass, TenantLimits
 
-CLASSES: tuple[PriorityClass, ...] = get_args(PriorityClass)
+CLASSES: tuple[str, ...] = get_args(PriorityClass)
 """Most urgent first."""
 _UNLIMITED = TenantLimits()
 
@@ -100,16 +100,16 @@ class Admission:
             known = self._limits[tenant.name] = (tenant.limits, _limits(tenant.limits))
         return known[1]
 
-    async def enter(self, lease: Lease, ctx: RequestContext, tenant: Tenant) -> None:
+    async def enter(self, lease: Lease, ctx: RequestContext, tenant: Tenant, priority: str) -> None:
         """Reserve what the request will take of its tenant's limits, then wait for a slot. The lease holds what was taken.
 
-        Raises: RateLimited, InvalidRequest, Overloaded, Unavailable; the lease is to be closed in any case.
+        `priority` is the request's class. Raises: RateLimited, InvalidRequest, Overloaded, Unavailable; the lease is to be
+        closed in any case.
         """
         assert self._claims is not None and self._quotas is not None
         limits = self.limits_of(tenant)
         guess = lease.guess = self._claims.guess(ctx, tenant, limits)
         lease.tenant = tenant.name
-        urgency = _urgency(ctx, tenant)
         if limits is not None:
             lease.limits = limits
             found = self._quotas.reserve(tenant.name, limits, self._claims.claim(ctx, guess))
@@ -122,7 +122,7 @@ class Admission:
         if slots is not None and ctx.route.runs_model:
             if not slots.take(tenant.name, guess.tokens):
                 ends = ctx.ends or self._clock() + 1e9
-                await slots.wait(tenant.name, guess.tokens, len(ctx.body), urgency, ends)
+                await slots.wait(tenant.name, guess.tokens, len(ctx.body), CLASSES.index(priority), ends)
             lease.slots, lease.slot_since = slots, self._clock()
 
     def move(self, lease: Lease, ctx: RequestContext, tenant: Tenant, model: str) -> bool:
@@ -173,16 +173,6 @@ def _limits(settings: TenantLimits) -> Limits | None:
         settings.concurrency,
         None if dollars is None else round(dollars * NANODOLLARS),
     )
-
-
-def _urgency(ctx: RequestContext, tenant: Tenant) -> int:
-    """The number of the request's class. Raises: InvalidRequest."""
-    if ctx.asked_class is None or not tenant.may_use_class_header:
-        return CLASSES.index(tenant.priority)
-    asked = ctx.asked_class.decode("latin-1").strip()
-    if asked not in CLASSES:
-        raise InvalidRequest(f"The header x-request-class must be one of {', '.join(CLASSES)}.", code="invalid_request_class")
-    return CLASSES.index(asked)
 
 
 def _refusal(verdict: Verdict, limits: Limits, ctx: RequestContext) -> RequestError:

@@ -22,7 +22,8 @@ class Tenant:
     models: frozenset[str] | None = None
     """The names it may ask for; None: all."""
     limits: TenantLimits = _UNLIMITED
-    priority: PriorityClass = "standard"
+    priority: PriorityClass | None = None
+    """The class of its requests; None: that of the model, or of the gateway."""
     may_use_class_header: bool = False
     isolation_group: str | None = None
     """Who shares prefix caches with it has the same; None: it is not kept apart. Not a label: groups and tenants may have the

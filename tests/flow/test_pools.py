@@ -102,7 +102,7 @@ async def test_what_departed_engines_leave_behind_is_bounded() -> None:
                 assert await status_of(gateway) == 200
             await become(lambda: len(app.relay._pools) <= 3)
             assert len({endpoint for _, endpoint, _ in app.metrics.attempts._values}) <= 65
-            assert len(app.chooser._last_used) <= 1
+            assert len(app.chooser._works) <= 1
 
 
 @pytest.mark.parametrize(
