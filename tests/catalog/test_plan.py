@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -326,18 +327,24 @@ def ask(*words: str) -> tuple[int, str]:
     return done.exit_code, done.stdout
 
 
-def test_the_command_prints_the_same_each_time_and_needs_no_network() -> None:
-    command = [sys.executable, "-m", "serving", "plan", "glm-5.2-mxfp4-mi355x"]
+def test_the_command_prints_the_same_each_time_without_network_or_engine() -> None:
+    code = (
+        "import sys\n"
+        "def refuse(event, arguments):\n"
+        "    assert event not in ('socket.connect', 'socket.getaddrinfo', 'subprocess.Popen'), event\n"
+        "sys.addaudithook(refuse)\n"
+        "from typer.testing import CliRunner\nfrom serving.cli import app\n"
+        "done = CliRunner().invoke(app, ['plan', 'glm-5.2-mxfp4-mi355x'], catch_exceptions=False)\n"
+        "loaded = {'vllm', 'torch', 'fastapi', 'uvicorn', 'transformers', 'httptools'} & set(sys.modules)\n"
+        "print(done.exit_code, sorted(loaded), done.output)\n"
+    )
     one, two = (
         subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PATH": "", "PYTHONHASHSEED": seed, "PYTHONPATH": str(SHIPPED.parent)},
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": seed}
         ).stdout
         for seed in ("1", "2")
     )
+    assert one.startswith("0 [] glm-5.2-mxfp4-mi355x: ")
     assert one == two
 
 
