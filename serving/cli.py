@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serving import __version__, accounts_cli
+from serving.catalog_commands import register as register_catalog_commands
 from serving.core.errors import ConfigurationError
 from serving.explain_cli import explain
 from serving.fleet_command import fleet
@@ -36,6 +37,9 @@ accounts_cli.register(app)
 
 
 app.command()(explain)
+
+
+register_catalog_commands(app)
 
 
 @app.command()
@@ -104,7 +108,7 @@ def engine(
 def targets(catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
     """List the kinds of hardware in the catalog."""
     shelf = _catalog(catalog).targets
-    rows = [(t.name, t.engine_build, ", ".join(t.native_formats), t.description) for t in shelf.values()]
+    rows = [(t.name, t.engine_build, ", ".join(t.real_formats()), t.description) for t in shelf.values()]
     _show(shelf, ("target", "vLLM build", "formats", "description"), rows, as_json)
 
 

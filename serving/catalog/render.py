@@ -5,6 +5,7 @@ Pure, like the command that it holds. `engine_in_image` is also what `serving en
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,6 +14,8 @@ from serving.catalog.argv import EngineCommand, contradictions, engine_command, 
 from serving.catalog.fit import fit, shape_problems
 from serving.catalog.load import find_profile
 from serving.catalog.model import Catalog, EngineImage, HubSource, Profile, Target
+from serving.catalog.parallel import accelerators
+from serving.catalog.speed import priors_of
 from serving.catalog.vocabulary import check
 from serving.core.errors import ConfigurationError
 
@@ -26,7 +29,6 @@ POD_ENVIRONMENT = {
     "USER": "engine",  # torch asks for the user's name, and the image need not know the user id
     "SERVING_ENGINE_SECRET_FILE": str(SECRET_FILE),
 }
-PARALLEL_ARGUMENTS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
 SHORTEST_START_SECONDS = 600
 LOAD_BYTES_PER_SECOND = 100_000_000
@@ -80,13 +82,17 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
         "port": PORT,
         "fetch": _fetch(catalog, profile),
         "resources": _resources(catalog, profile, target),
-        "shared_memory_bytes": profile.host.shared_memory_bytes,
+        "shared_memory_bytes": shared_memory_bytes(profile, target),
+        "supplementalGroups": list(target.pod.supplemental_groups),
+        "capabilities": list(target.pod.capabilities),
         "nodeSelector": target.nodes.selector,
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in target.nodes.tolerations],
         "budgets": _budgets(catalog, profile),
         "accelerators": accelerators(profile, target),
         "accelerators_per_node": target.accelerators_per_node,
-        "price_dollars_per_node_hour": target.price_dollars_per_node_hour,
+        "nodes_per_engine": profile.nodes_per_engine,
+        "price_dollars_per_node_hour": _node_price(target),
+        "priors": _priors(catalog, profile),
     }
 
 
@@ -107,31 +113,29 @@ def find_image(catalog: Catalog, profile: Profile) -> EngineImage:
     )
 
 
-def accelerators(profile: Profile, target: Target) -> int:
-    """How many accelerators one engine takes.
+def shared_memory_bytes(profile: Profile, target: Target) -> int:
+    """Room of /dev/shm, which counts as memory of the pod."""
+    return profile.host.shared_memory_bytes or target.pod.shared_memory_bytes
 
-    Raises:
-        ConfigurationError: more than a node has.
-    """
-    sizes = {name: profile.arguments.get(name, 1) for name in PARALLEL_ARGUMENTS}
-    for name, size in sizes.items():
-        if not isinstance(size, int):
-            raise ConfigurationError(f"profile {profile.name}: arguments.{name}: must be a whole number, not {size!r}")
-    count = math.prod(size for size in sizes.values() if isinstance(size, int))
-    if count > target.accelerators_per_node:
-        raise ConfigurationError(
-            f"profile {profile.name}: arguments: {' × '.join(PARALLEL_ARGUMENTS)} is {count}, and a node of {target.name} has "
-            f"{target.accelerators_per_node} accelerators"
-        )
-    return count
+
+def _node_price(target: Target) -> float | None:
+    return round(target.price.dollars_per_accelerator_hour * target.accelerators_per_node, 4) if target.price else None
+
+
+def _priors(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:
+    """None where the target's rates are not published, so that nothing can be said before an engine has run."""
+    try:
+        return dataclasses.asdict(priors_of(catalog, profile))
+    except ConfigurationError:
+        return None
 
 
 def _resources(catalog: Catalog, profile: Profile, target: Target) -> dict[str, dict[str, Any]]:
     """Memory is promised whole, since an engine takes what it takes. CPU time has no ceiling: a throttled engine stutters."""
     # On a CPU the weights and the KV cache lie in the node's memory; elsewhere in the accelerator's own.
     needed = fit(catalog, profile).needed_bytes if target.engine_build == "cpu" else profile.memory.overhead_bytes
-    memory = f"{math.ceil((needed + profile.host.shared_memory_bytes) / 2**20)}Mi"
-    devices = {target.nodes.resource: accelerators(profile, target)} if target.nodes.resource else {}
+    memory = f"{math.ceil((needed + shared_memory_bytes(profile, target)) / 2**20)}Mi"
+    devices = {target.nodes.resource: accelerators(profile, target) // profile.nodes_per_engine} if target.nodes.resource else {}
     return {"requests": {"cpu": profile.host.cpu_cores, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from serving.catalog.load import load_catalog
+from serving.catalog.records import Format
 from serving.catalog.render import render_profile
 from tests.doubles.catalogs import copy_of_catalog
 from tests.doubles.tools import CHART, HELMS, Helm
@@ -51,7 +52,17 @@ ACCELERATORS: dict[str, dict[str, Any]] = {
 def catalog_with_accelerators(folder: Path) -> Path:
     """The shipped catalog and a profile of 8 accelerators for each made-up target, named as the target."""
     root = copy_of_catalog(folder)
-    common = {"accelerators_per_node": 8, "memory_bytes": 10**11, "native_formats": ["bf16"], "description": "made up"}
+    common = {
+        "accelerators_per_node": 8,
+        "memory_bytes": 10**11,
+        "memory_bandwidth_bytes_per_second": 10**12,
+        "peak_flops": {"bf16": 1e15},
+        "formats": {name: {"support": "native", "computes_in": "bf16"} for name in get_args(Format)},
+        "kv_formats": ["bf16"],
+        "pod": {"supplemental_groups": [44], "shared_memory_bytes": 2**33},
+        "sources": {"nodes": "made up"},
+        "description": "made up",
+    }
     images = []
     for name, target in ACCELERATORS.items():
         (root / "targets" / f"{name}.yaml").write_text(json.dumps({"name": name, **common, **target}))

@@ -89,7 +89,11 @@ def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, 
     [
         (
             {"pools": [{**POOL, "profile": "gpt-5"}]},
-            'pools: cpu: profile: "gpt-5" is not in this chart; there are: qwen3-0.6b-cpu,',
+            'pools: cpu: profile: "gpt-5" is not in this chart; there are: deepseek-r1-fp8-h100,',
+        ),
+        (
+            {"pools": [{**POOL, "profile": "deepseek-r1-fp8-h100"}]},
+            "pools: cpu: profile: an engine of deepseek-r1-fp8-h100 spans 2 nodes; this chart runs engines of one node",
         ),
         ({"pools": [POOL, POOL]}, 'pools: the name "cpu" is given twice'),
         ({"pools": [{**POOL, "name": "gateway"}]}, "is the gateway's own"),
@@ -119,6 +123,8 @@ def test_every_pod_is_restricted(helm_4: Helm, mixed_chart: Path, values: dict[s
     for pod in found:
         assert pod["enableServiceLinks"] is False
         assert pod["automountServiceAccountToken"] is False
+        groups = pod["securityContext"].pop("supplementalGroups", [])
+        assert groups in ([], [44])
         assert pod["securityContext"] == {
             "runAsNonRoot": True,
             "runAsUser": 2000,
@@ -134,6 +140,15 @@ def test_every_pod_is_restricted(helm_4: Helm, mixed_chart: Path, values: dict[s
                 "capabilities": {"drop": ["ALL"]},
             }
             assert each["resources"]["requests"] and each["resources"]["limits"]
+
+
+def test_groups_that_open_device_files(helm: Helm) -> None:
+    """The target's own, unless the pool names those of its nodes."""
+    volume = {"fetch": False, "modelVolume": {"emptyDir": {}}}
+    for given, expected in (({}, [44]), ({"supplementalGroups": [44, 109]}, [44, 109]), ({"supplementalGroups": []}, None)):
+        pool = {"name": "gpu", "profile": "gpt-oss-120b-mi300x", **volume, **given}
+        workload = only(helm.template({"pools": [pool]}), "Deployment", "-gpu")
+        assert workload["spec"]["template"]["spec"]["securityContext"].get("supplementalGroups") == expected
 
 
 def test_accelerators_are_chosen_by_the_profile(helm: Helm, mixed_chart: Path) -> None:

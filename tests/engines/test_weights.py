@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from serving.catalog.model import Checkpoint, DirectorySource, HubSource, Model, WheelSource
+from serving.catalog.model import Checkpoint, DirectorySource, HubSource, Model, PublishedSource, WheelSource
+from serving.catalog.shape import GroupedAttention, Shape
 from serving.core.errors import ConfigurationError
 from serving.engines import weights
 from serving.engines.model_store import MANIFEST, damage, keep
@@ -50,8 +51,9 @@ def model(wheel: bytes) -> Model:
         ),
     )  # fmt: skip
     return Model(
-        name="m", description="d", licence="l", architecture="A", parameters=1, layers=1, kv_heads=1, head_size=1,
-        max_context_tokens=1, kv_bytes_per_token={"bf16": 4},
+        name="m", description="d", licence="l", architecture="A", parameters=1, max_context_tokens=1,
+        shape=Shape(hidden_size=1, layers=1, vocabulary_size=1, attention=GroupedAttention(kind="grouped", heads=1, kv_heads=1,
+        head_size=1)),
         checkpoints={"bf16": Checkpoint(format="bf16", weights_bytes=1, sources=sources)},
     )  # fmt: skip
 
@@ -185,6 +187,16 @@ def test_nothing_works(model: Model, tmp_path: Path, world: World) -> None:
     ]
     assert str(tmp_path / "models" / "Given") in lines[4]
     assert "--model-path" in lines[4]
+
+
+def test_a_repository_without_a_commit_is_named_and_not_fetched(model: Model, tmp_path: Path, world: World) -> None:
+    sources = (model.checkpoints["bf16"].sources[0], PublishedSource(kind="published", repository="a/large"))
+    checkpoint = model.checkpoints["bf16"].model_copy(update={"sources": sources})
+    large = model.model_copy(update={"checkpoints": {"bf16": checkpoint}})
+    with pytest.raises(ConfigurationError) as caught:
+        find(large, tmp_path, world)
+    assert "  - hub a/large: no commit of it is pinned in the catalog; download it yourself" in str(caught.value)
+    assert world.asked == []
 
 
 @pytest.mark.parametrize("spoil", ["flip", "cut", "remove", "manifest"])

@@ -63,7 +63,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "serving.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
+capabilities:
+  drop: [ALL]
 {{- end -}}
 
 {{/* A pool's profile as JSON; takes the root and the pool. A profile without a file is an error that names those there are. */}}
