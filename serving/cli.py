@@ -11,6 +11,7 @@ import typer
 
 from serving import __version__
 from serving.core.errors import ConfigurationError
+from serving.replay.commands import app as replay_app
 
 if TYPE_CHECKING:
     from serving.catalog.model import Catalog, Record
@@ -30,6 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(replay_app)
 
 
 @app.command()
