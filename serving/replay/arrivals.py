@@ -20,7 +20,7 @@ class OpenLoop:
 
     @property
     def label(self) -> str:
-        return f"{self.requests_per_second:g} requests/s, {self.pace}"
+        return f"{self.requests_per_second:.4g} requests/s, {self.pace}"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Latencies count from when a request was to be sent. A client that cannot send in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from serving.replay.stream import Client, Sample
 from serving.replay.traffic import Planned, Source
 
 _TICK_SECONDS = 0.005
+_HOPELESS_SECONDS = 1.0
+"""So far behind its own plan a client ends the stage."""
 _SHORTEST_SLEEP_SECONDS = 0.001
 """The loop's timers count in milliseconds: a shorter sleep would be a busy one."""
 
@@ -42,6 +45,8 @@ class StageData:
     """All requests of the stage, in the order of sending, whether measured or not."""
     begin: float = 0.0
     end: float = 0.0
+    gave_up: bool = False
+    """The client could not send in time, by far; the stage ended early."""
     closed: float = 0.0
     """When draining ended."""
     cpu_seconds: float = 0.0
@@ -82,6 +87,8 @@ class Load:
         self._first_number = first_number
         self._loop = asyncio.get_running_loop()
         self._is_over = False
+        self._over = asyncio.Event()
+        """The stage ends before its time."""
         self._calm = asyncio.Event()
         """Nothing has to be waited for any more."""
         self._later: set[asyncio.TimerHandle] = set()
@@ -99,14 +106,16 @@ class Load:
         data.begin = began + phases.settle_seconds
         data.end = data.begin + phases.measure_seconds
         feeding = self._loop.create_task(self._feed(began))
+        feeding.add_done_callback(self._note_failed)
         try:
-            await _until(data.begin)
+            await self._wait_until(data.begin)
             cpu = time.process_time()
             ticking = self._loop.create_task(self._tick())
-            await _until(data.end)
+            await self._wait_until(data.end)
             data.cpu_seconds = time.process_time() - cpu
             ticking.cancel()
-            await self._drained(feeding)
+            if not data.gave_up:
+                await self._drained()
         finally:
             self._is_over = True
             gc.enable()
@@ -121,16 +130,23 @@ class Load:
         data.closed = monotonic()
         return data
 
-    async def _drained(self, feeding: asyncio.Task[None]) -> None:
+    async def _wait_until(self, moment: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, moment - monotonic())):
+                await self._over.wait()
+        if not self._over.is_set():
+            await _until(moment)
+
+    async def _drained(self) -> None:
         """Until all measured requests have ended, the time for it is over, or sending has failed."""
         timer = self._loop.call_at(self._loop.time() + self._phases.drain_seconds, self._calm.set)
-        feeding.add_done_callback(self._note_failed)
         self._note_calm()
         await self._calm.wait()
         timer.cancel()
 
     def _note_failed(self, feeding: asyncio.Task[None]) -> None:
         if not feeding.cancelled() and feeding.exception() is not None:
+            self._over.set()
             self._calm.set()
 
     def _note_calm(self) -> None:
@@ -153,6 +169,11 @@ class Load:
         for moment in self._moments(pattern):
             self._prepare(in_the_middle=moment < self._phases.settle_seconds / 2)
             await _until(began + moment)
+            if monotonic() - began - moment > _HOPELESS_SECONDS:
+                # What follows would only pile up here, and say nothing of the engine.
+                self.data.gave_up = True
+                self._over.set()
+                return
             self._begin_conversation(began + moment)
 
     def _moments(self, pattern: OpenLoop | Recorded) -> Iterator[float]:

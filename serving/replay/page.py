@@ -14,7 +14,8 @@ _MOST_POINTS = 120
 _SHOWN_STAGES = 6
 
 STYLE = """
-:root{color-scheme:light dark;--ground:#fff;--card:#f6f7f9;--ink:#1b1f24;--soft:#5b6570;--rule:#d9dde2;--bad:#b3261e;--warn:#8a5a00;
+:root{color-scheme:light dark;--ground:#fff;--card:#f6f7f9;--ink:#1b1f24;--soft:#5b6570;--rule:#d9dde2;--bad:#b3261e;
+--warn:#8a5a00;
 --k0:#2563a8;--k1:#c2571a;--k2:#2e8b57;--k3:#8a4fa3;--k4:#a3822a;--k5:#4b7f8c}
 @media(prefers-color-scheme:dark){:root{--ground:#14171b;--card:#1c2127;--ink:#e8eaed;--soft:#9aa4af;--rule:#333a42;--bad:#ff8a80;
 --warn:#f0c36d;--k0:#6aa9ee;--k1:#f09557;--k2:#6fcf97;--k3:#c99be0;--k4:#dcc06a;--k5:#86bccb}}
@@ -25,14 +26,17 @@ p{margin:.3rem 0}.soft{color:var(--soft)}
 .banner{border-left:4px solid var(--warn);padding:.4rem .8rem;margin:.5rem 0;background:var(--card)}
 .banner.bad{border-color:var(--bad)}.banner b{color:var(--warn)}.banner.bad b{color:var(--bad)}
 .grid-of-plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:1rem}
-figure{margin:0;background:var(--card);border-radius:8px;padding:.7rem}figcaption{font-weight:600;font-size:.95rem;margin-bottom:.3rem}
+figure{margin:0;background:var(--card);border-radius:8px;padding:.7rem}
+figcaption{font-weight:600;font-size:.95rem;margin-bottom:.3rem}
 svg{display:block;width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:var(--soft)}svg .label{fill:var(--ink)}
 .grid{stroke:var(--rule);stroke-width:1;fill:none}.window{fill:var(--rule);opacity:.35}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}.dashed{stroke-dasharray:5 4}.span{stroke-width:1.5;opacity:.7}
 .c0{stroke:var(--k0)}.c1{stroke:var(--k1)}.c2{stroke:var(--k2)}.c3{stroke:var(--k3)}.c4{stroke:var(--k4)}.c5{stroke:var(--k5)}
-.dot.c0{fill:var(--k0)}.dot.c1{fill:var(--k1)}.dot.c2{fill:var(--k2)}.dot.c3{fill:var(--k3)}.dot.c4{fill:var(--k4)}.dot.c5{fill:var(--k5)}
+.dot.c0{fill:var(--k0)}.dot.c1{fill:var(--k1)}.dot.c2{fill:var(--k2)}.dot.c3{fill:var(--k3)}
+.dot.c4{fill:var(--k4)}.dot.c5{fill:var(--k5)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.7rem;margin:.6rem 0 1rem}
-.tile{background:var(--card);border-radius:8px;padding:.6rem .8rem}.tile b{display:block;font-size:1.25rem}.tile span{color:var(--soft);font-size:.85rem}
+.tile{background:var(--card);border-radius:8px;padding:.6rem .8rem}.tile b{display:block;font-size:1.25rem}
+.tile span{color:var(--soft);font-size:.85rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .8rem .25rem 0;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
 th:first-child,td:first-child{text-align:left}

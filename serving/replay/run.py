@@ -24,7 +24,7 @@ from serving.replay.money import find_hardware, find_price
 from serving.replay.profile import Objectives, ReplayProfile, Sessions
 from serving.replay.progress import LiveProgress, stamp
 from serving.replay.report import Engine, Found, Options, Report, Stage
-from serving.replay.search import search, search_faults
+from serving.replay.search import resolution, search, search_faults
 from serving.replay.stages import Setting, stage_of
 from serving.replay.statistics import METHOD
 from serving.replay.stream import Client, Sample
@@ -111,6 +111,7 @@ class _Run:
         for _ in range(options.prime_rounds):
             await self._prime(primes)
         stages, found = await self._stages()
+        self._note_busy_machine()
         faults = search_faults(stages, found) if found is not None else _faults(stages)
         if facts.simulated is not None:
             self._simulated = {facts.simulated: None, **self._simulated}
@@ -202,6 +203,7 @@ class _Run:
         options = self._options
         if options.search:
             assert self.objectives is not None
+            self._note_resolution(self.objectives)
             return await search(
                 lambda rate: self._run_stage(OpenLoop(rate, options.pace)),
                 self.objectives,
@@ -209,6 +211,23 @@ class _Run:
                 precision=options.search_precision,
             )
         return [await self._run_stage(pattern) for pattern in self._patterns()], None
+
+    def _note_resolution(self, objectives: Objectives) -> None:
+        settle, measure = self._seconds
+        found = resolution(objectives, settle + measure)
+        if found > self._options.search_precision:
+            self._notes.append(
+                f"in {settle + measure:g} s a queue hides up to {found:.0%} above the capacity before an objective is missed; "
+                "measure longer if that matters"
+            )
+
+    @property
+    def _seconds(self) -> tuple[float, float]:
+        """To settle and to measure."""
+        options, profile = self._options, self._profile
+        settle = profile.settle_seconds if options.settle_seconds is None else options.settle_seconds
+        measure = profile.measure_seconds if options.measure_seconds is None else options.measure_seconds
+        return settle, measure
 
     def _patterns(self) -> list[Pattern]:
         options = self._options
@@ -222,13 +241,20 @@ class _Run:
             return patterns
         return [Recorded()] if self._source.at_seconds(0) is not None else [ClosedLoop(self._profile.concurrency)]
 
+    def _note_busy_machine(self) -> None:
+        cores = os.cpu_count() or 1
+        busy = os.getloadavg()[0]
+        if busy > cores:
+            self._notes.append(f"the client's machine was busy: {busy:.1f} processes for {cores} cores (last minute's mean)")
+
     async def _run_stage(self, pattern: Pattern) -> Stage:
-        options, profile = self._options, self._profile
-        settle = profile.settle_seconds if options.settle_seconds is None else options.settle_seconds
-        measure = profile.measure_seconds if options.measure_seconds is None else options.measure_seconds
+        options = self._options
+        settle, measure = self._seconds
         if isinstance(pattern, Recorded) and options.measure_seconds is None:
             measure /= pattern.speed
-        phases = Phases(settle, measure, options.drain_seconds)
+        # What a search does not see the end of has not met its objectives; nothing is gained by waiting longer.
+        drain = min(options.drain_seconds, measure) if options.search else options.drain_seconds
+        phases = Phases(settle, measure, drain)
         before = await self._probe.counters()
         first_number = self._stage * _STAGE_NUMBERS
         load = Load(self._client, self._source, self._bodies, pattern, phases, seed=options.seed, first_number=first_number)

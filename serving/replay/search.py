@@ -9,6 +9,11 @@ from serving.replay.profile import Objectives
 from serving.replay.report import Found, Stage
 
 _MOST_STAGES = 30
+_LEAST_POINTS = 20
+_GROWTH = 0.015
+"""Seconds that latency grows a second: above the capacity, the share of what is offered that is too much."""
+_GROWTH_EXPLAINS = 0.5
+"""Of the latencies' variance; less is scatter."""
 _CARRIED_SHARE = 0.9
 """Of the offered requests must end within the window, or they only pile up."""
 
@@ -17,9 +22,31 @@ RunStage = Callable[[float], Awaitable[Stage]]
 
 def carries(stage: Stage, objectives: Objectives) -> bool:
     """Whether the engine carries this rate."""
-    if stage.good_share is None or stage.good_share < objectives.share:
+    if stage.good_share is None or stage.good_share < objectives.share or is_growing(stage):
         return False
     return (stage.requests_per_second.value or 0.0) >= _CARRIED_SHARE * stage.offered_requests_per_second
+
+
+def is_growing(stage: Stage) -> bool:
+    """Whether requests took steadily longer over the window: a queue that has not yet hurt, since there was no time for it."""
+    columns = stage.columns
+    points = [(at, took) for at, took in zip(columns.intended, columns.e2e, strict=True) if took is not None]
+    if len(points) < _LEAST_POINTS:
+        return False
+    middle_at = sum(at for at, _ in points) / len(points)
+    middle_took = sum(took for _, took in points) / len(points)
+    spread_at = sum((at - middle_at) ** 2 for at, _ in points)
+    spread_took = sum((took - middle_took) ** 2 for _, took in points)
+    together = sum((at - middle_at) * (took - middle_took) for at, took in points)
+    if not spread_at or not spread_took:
+        return False
+    return together / spread_at > _GROWTH and together**2 / (spread_at * spread_took) > _GROWTH_EXPLAINS
+
+
+def resolution(objectives: Objectives, seconds: float) -> float:
+    """The share above the capacity at which a queue that begins empty has just filled an objective's time at the window's end."""
+    bounds = [bound for bound in (objectives.ttft_seconds, objectives.e2e_seconds) if bound is not None]
+    return min(bounds, default=0.0) / seconds
 
 
 async def search(run: RunStage, objectives: Objectives, *, start: float, precision: float) -> tuple[list[Stage], Found]:

@@ -16,7 +16,7 @@ METHOD = (
 SLICES = 40
 """Equal parts of the window, for rates."""
 SLICE_BLOCK = 4
-_MOST_RESAMPLES = 500
+_MOST_RESAMPLES = 400
 _LEAST_RESAMPLES = 100
 _WORK = 1_500_000
 """Values drawn in all."""
@@ -62,11 +62,11 @@ def replicates(values: Sequence[float], statistics: Sequence[Statistic], *, bloc
     # Around the end the series goes on at its beginning, so that all values are drawn equally often.
     ring = [*values, *values[:block]]
     blocks = math.ceil(count / block)
+    places = range(count)
     found: list[list[float]] = [[] for _ in statistics]
     for _ in range(rounds):
         drawn: list[float] = []
-        for _ in range(blocks):
-            start = chance.randrange(count)
+        for start in chance.choices(places, k=blocks):
             drawn += ring[start : start + block]
         del drawn[count:]
         for place, statistic in enumerate(statistics):

@@ -10,23 +10,54 @@ from rich.text import Text
 
 from serving.replay.report import Estimate, Report, Stage
 
+_MOST_COLUMNS = 4
+
 
 def print_report(report: Report, console: Console) -> None:
     """Head, one column a stage, and what is wrong."""
     console.print(Text.assemble((report.title, "bold"), f" on {report.engine.model} at {report.options.url}"))
     for line in banners(report):
         console.print(Text(line, style="bold red" if line.startswith("INVALID") else "bold yellow"))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for stage in report.stages:
-        table.add_column(stage.label, justify="right")
-    for name, cells in rows(report.stages):
-        table.add_row(name, *cells)
-    console.print(table)
+    console.print(_wide(report.stages) if len(report.stages) <= _MOST_COLUMNS else _long(report.stages))
     if report.found is not None:
         console.print(Text(found_line(report), style="bold"))
     for line in [*unchecked(report), *report.notes]:
         console.print(Text(f"· {line}"))
+
+
+def _wide(stages: Sequence[Stage]) -> Table:
+    """A column a stage."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for stage in stages:
+        table.add_column(stage.label, justify="right")
+    for name, cells in rows(stages):
+        table.add_row(name, *cells)
+    return table
+
+
+def _long(stages: Sequence[Stage]) -> Table:
+    """A line a stage, without intervals; the page has all of it."""
+    table = Table(box=None, pad_edge=False)
+    titles = ("", "ok", "output tok/s", "TTFT p50", "TTFT p99", "per token p50", "end p50", "good", "$/M output", "valid")
+    for title in titles:
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for stage in stages:
+        cost = stage.money.per_million_output_tokens
+        table.add_row(
+            stage.label,
+            f"{stage.finished_ok} of {stage.requests}",
+            figure(_point(stage.output_tokens_per_second)),
+            *(seconds(_point(found)) for found in (stage.ttft.p50, stage.ttft.p99, stage.tpot.p50, stage.e2e.p50)),
+            "–" if stage.good_share is None else f"{stage.good_share:.0%}",
+            "unknown" if cost.value is None else figure(_point(cost)),
+            "yes" if stage.is_valid else "NO",
+        )
+    return table
+
+
+def _point(estimate: Estimate) -> Estimate:
+    return Estimate(value=estimate.value)
 
 
 def banners(report: Report) -> list[str]:

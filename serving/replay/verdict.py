@@ -156,7 +156,7 @@ def _cached(evidence: Evidence) -> Check:
         seen, source = counted.cached_share, "the engine's counters, since its answers do not tell"
         wanted = wanted_share([sample for sample in evidence.data.samples if sample.is_ok])
     if seen is None:
-        said = "nothing tells how much of the prompts was cached; vLLM does with --enable-prompt-tokens-details, or give --metrics-url"
+        said = "nothing tells how much was cached; vLLM does with --enable-prompt-tokens-details, or give --metrics-url"
         return Check(name="cached share", passed=False, said=said)
     said = f"{seen:.1%} of the prompt tokens were cached, {wanted:.1%} wanted ({source})"
     if abs(seen - wanted) <= CACHED_SHARE_POINTS:
@@ -209,6 +209,9 @@ def _alone(evidence: Evidence) -> Check:
 
 
 def _client_cpu(evidence: Evidence) -> Check:
+    if evidence.data.gave_up:
+        said = "the client could not send in time and gave up early: it is the bottleneck; offer less, or take a faster machine"
+        return Check(name="client's CPU", passed=False, said=said)
     share = evidence.data.cpu_seconds / evidence.data.window_seconds
     said = f"the client used {share:.0%} of a core"
     if share <= CPU_SHARE:

@@ -24,7 +24,9 @@ tip via web win won
 """
 _LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 _LEAST_WORDS = 20
-_MOST_COUNTS = 80
+_MOST_GROUPS = 150
+"""Looked at for one kind of words; a kind that needs more has hardly any good ones."""
+_MOST_TOKENS_OF_A_WORD = 1.4
 _PROOF_WORDS = (40, 173, 600)
 
 
@@ -64,21 +66,12 @@ def _candidates() -> list[Vocabulary]:
 
 async def find_vocabulary(count: Count) -> Vocabulary:
     """Raises: ConfigurationError when no words can be found whose tokens add up."""
-    counted: dict[str, int] = {}
-
-    async def once(text: str) -> int:
-        if text not in counted:
-            if len(counted) >= _MOST_COUNTS:
-                raise ConfigurationError(_NONE)
-            counted[text] = await count(text)
-        return counted[text]
-
     for candidate in _candidates():
-        kept = await _one_token_words(candidate, once)
+        kept = await _one_token_words(candidate, count)
         if len(kept) < _LEAST_WORDS:
             continue
         found = Vocabulary(tuple(kept), candidate.joint)
-        if await _adds_up(found, once):
+        if await _adds_up(found, count):
             return found
     raise ConfigurationError(_NONE)
 
@@ -91,11 +84,13 @@ async def _one_token_words(candidate: Vocabulary, count: Count) -> list[str]:
     whole = candidate.text(words)
     once, twice = await count(whole), await count(candidate.text((*words, *words)))
     always = 2 * once - twice
-    if always < 0 or once - always > 1.6 * len(words):
-        return []
+    if not len(words) <= once - always <= _MOST_TOKENS_OF_A_WORD * len(words):
+        return []  # several are a token, or most of them are more than one
     kept: list[str] = []
     open_groups = [words]
-    while open_groups:
+    looked_at = 0
+    while open_groups and looked_at < _MOST_GROUPS:
+        looked_at += 1
         group = open_groups.pop()
         tokens = await count(candidate.text(group)) - always
         if tokens == len(group):
