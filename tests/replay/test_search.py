@@ -4,7 +4,7 @@ import pytest
 
 from serving.replay.profile import Objectives
 from serving.replay.report import Check, Found, Stage
-from serving.replay.search import search, search_faults
+from serving.replay.search import carries, is_growing, resolution, search, search_faults
 from tests.replay.stages import a_stage
 
 OBJECTIVES = Objectives(ttft_seconds=1.0, share=0.9)
@@ -55,3 +55,22 @@ def test_a_client_that_lagged_where_the_engine_seemed_to_fail_spoils_the_search(
     assert search_faults(stages, found) == ["8 requests/s, poisson: the client lags"]
     stages = [a_stage(offered=4.0, checks=(broken,)), a_stage(offered=8.0)]
     assert search_faults(stages, found) == ["4 requests/s, poisson: many failed"]
+
+
+def growing_stage(growth: float, scatter: float) -> Stage:
+    stage = a_stage(count=100)
+    took = tuple(1.0 + at * growth + (scatter if number % 2 else -scatter) for number, at in enumerate(stage.columns.intended))
+    return stage.model_copy(update={"columns": stage.columns.model_copy(update={"e2e": took})})
+
+
+def test_a_queue_that_grows_is_seen_before_it_hurts() -> None:
+    assert is_growing(growing_stage(0.03, 0.02))
+    assert not is_growing(growing_stage(0.0, 0.02))
+    assert not is_growing(growing_stage(0.005, 0.0))
+    assert not is_growing(growing_stage(0.03, 0.5))  # scatter
+    assert not carries(growing_stage(0.03, 0.02), OBJECTIVES)
+
+
+def test_how_exact_a_search_can_be() -> None:
+    assert resolution(Objectives(ttft_seconds=0.5, e2e_seconds=2.0), 10.0) == pytest.approx(0.05)
+    assert resolution(Objectives(tpot_seconds=0.5), 10.0) == 0.0
