@@ -39,8 +39,13 @@ app = typer.Typer(
 )
 
 
+_WITH_REPEAT = frozenset({"repeat", "url", "output", "nonce", "api_key", "catalog"})
+"""What may be said beside a report that says all the rest."""
+
+
 @app.command()
 def run(
+    ctx: typer.Context,
     profile: Annotated[
         str | None, typer.Argument(help="A replay profile (`serving replay profiles`), a .yaml file, or a .jsonl trace.")
     ] = None,
@@ -97,8 +102,7 @@ def run(
 
     root = catalog or catalog_dir()
     if repeat is not None:
-        if profile is not None:
-            raise ConfigurationError("PROFILE: stands in the report that --repeat names; leave it out")
+        _refuse_beside_repeat(ctx)
         before = read_report(repeat)
         found, options = before.profile, before.options if url is None else before.options.model_copy(update={"url": url})
     else:
@@ -139,6 +143,14 @@ def run(
         if search and (options.rates or options.concurrencies or as_recorded):
             raise ConfigurationError("--search: finds the rate by itself; leave --rate, --concurrency and --as-recorded out")
     sys.exit(_run(options, found, nonce or secrets.token_hex(8), root, api_key, output))
+
+
+def _refuse_beside_repeat(ctx: typer.Context) -> None:
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if name not in _WITH_REPEAT and source is not None and source.name == "COMMANDLINE":
+            shown = "PROFILE" if name == "profile" else f"--{name.replace('_', '-')}"
+            raise ConfigurationError(f"{shown}: stands in the report that --repeat names; leave it out")
 
 
 def _run(options: Options, profile: ReplayProfile, nonce: str, root: Path, api_key: str | None, output: Path | None) -> int:

@@ -189,10 +189,6 @@ class Stream(Exchange):
             sample.cached_tokens = details["cached_tokens"]
 
 
-class _Question(Exchange):
-    """A request whose answer is read whole."""
-
-
 class Client:
     """Everything said to one address."""
 
@@ -238,7 +234,7 @@ class Client:
 
     async def _whole(self, request: bytes, *, fresh: bool) -> Reply:
         connection = await self.pool.connection(fresh=fresh)
-        exchange = _Question(connection, deadline=math.inf, idle_timeout_seconds=math.inf, high_water_bytes=2**62)
+        exchange = Exchange(connection, deadline=math.inf, idle_timeout_seconds=math.inf, high_water_bytes=2**62)
         try:
             connection.send(exchange, request)
             status = await exchange.head()

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from serving import cli
 from serving.core.errors import ConfigurationError
-from serving.replay.report import read_report
+from serving.replay.report import read_report, write_report
 from tests.doubles.real_engine import free_port
+from tests.replay.stages import a_report
 
 SHORT = ("--scale", "0.05", "--concurrency", "8", "--settle", "0.5", "--seconds", "2", "--drain", "5")
 
@@ -75,6 +76,13 @@ def test_a_run_that_proves_nothing_has_an_exit_status(url: str, tmp_path: Path) 
     assert "measure longer" in done.output
     with pytest.raises(ConfigurationError, match="A is not valid"):
         call("compare", str(tmp_path / "r.json"), str(tmp_path / "r.json"))
+
+
+@pytest.mark.parametrize("words", [("production",), ("--seconds", "9"), ("--price-per-hour", "1")])
+def test_what_the_repeated_report_says_is_not_said_again(words: tuple[str, ...], tmp_path: Path) -> None:
+    write_report(a_report(), tmp_path / "r.json")
+    with pytest.raises(ConfigurationError, match="stands in the report"):
+        call(*words, "--repeat", str(tmp_path / "r.json"))
 
 
 def test_the_profiles_are_listed() -> None:
