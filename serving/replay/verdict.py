@@ -183,10 +183,12 @@ def _why_cached(evidence: Evidence, seen: float, wanted: float) -> str:
 def _counters(evidence: Evidence) -> Check:
     counted = evidence.counted
     name = "engine's counters"
-    if counted is None or counted.cached_share is None:
+    if counted is None:
         return Check(name=name, passed=None, said="the engine's counters could not be read; --metrics-url names where they are")
     if counted.went_back:
         return Check(name=name, passed=False, said="the engine's counters fell: it began anew during the run")
+    if counted.cached_share is None:
+        return Check(name=name, passed=None, said="the engine counted no look-up in a prefix cache")
     ok = [sample for sample in evidence.data.samples if sample.is_ok]
     seen = cached_share(ok)
     if seen is None:

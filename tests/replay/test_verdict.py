@@ -104,6 +104,11 @@ def test_counters_that_contradict_the_answers() -> None:
     assert said == {"engine's counters": "the engine counted 30.0% cached, its answers say 60.0%"}
 
 
+def test_counters_without_a_look_up() -> None:
+    check = named(seen(*many()), "engine's counters", before=Counters(), after=Counters(10_000, 1000, 0, 0, 0))
+    assert (check.passed, check.said) == (None, "the engine counted no look-up in a prefix cache")
+
+
 def test_somebody_else_used_the_engine() -> None:
     after = Counters(20_000, 1000, 10_000, 6_000, 0)
     assert "somebody else" in failed(seen(*many()), before=Counters(), after=after)["no other load"]
