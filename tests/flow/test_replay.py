@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import StringIO
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -180,8 +181,11 @@ async def test_another_clients_load_is_found_out() -> None:
 async def test_a_client_that_lags_says_so_and_its_lag_is_in_the_latencies() -> None:
     async with simulated_engine(rates=FAST) as engine:
         async with blocking_loop(0.25):
-            report = await run(engine.url, rates=(60.0,))
+            report = await run(engine.url, rates=(60.0,), pace="paced")
     (stage,) = report.stages
+    planned = stage.columns.intended
+    assert [after - before for before, after in pairwise(planned)] == pytest.approx([1 / 60] * (len(planned) - 1), abs=1e-4)
+    assert max(stage.columns.sent_late) > 0.1
     assert check(report, "client's lag").passed is False
     assert not report.is_valid
     assert any("the client lags" in fault for fault in report.faults)
@@ -228,6 +232,17 @@ async def test_what_goes_wrong_in_answers_makes_a_run_invalid(script: Script, na
         engine.choose = lambda request: script if request.json.get("stream") else None
         report = await run(engine.url, profile(traffic={"shared_prefix": None}), rates=(60.0,))
     assert said in faults(report)[name]
+
+
+async def test_one_simulated_answer_is_enough_to_call_a_run_simulated() -> None:
+    """Behind one address some engines may be simulated, and others not."""
+    marked = b'data: {"choices": [], "system_fingerprint": "vllm-0.32.0-simulated"}\n\n'
+    async with ScriptedEngine() as engine:
+        engine.choose = lambda request: (
+            Script(raw_is="body", raw=[(0.0, marked), (0.0, b"data: [DONE]\n\n")]) if request.json.get("stream") else None
+        )
+        report = await run(engine.url, profile(traffic={"shared_prefix": None}), rates=(60.0,))
+    assert report.simulated == "vllm-0.32.0-simulated"
 
 
 async def test_an_engine_that_does_not_tell_what_was_cached() -> None:
