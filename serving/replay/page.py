@@ -179,7 +179,11 @@ def _in_time(stage: Stage) -> str:
     columns = stage.columns
     points = [(at, value * 1000) for at, value in zip(columns.intended, columns.ttft, strict=True) if value is not None]
     step = max(1, len(points) // 600)
-    return plot([Line("", points[::step])], Axis("seconds since the window began"), Axis("TTFT, milliseconds", 0))
+    return plot(
+        [Line("", points[::step], has_dots=True, has_line=False)],
+        Axis("seconds since the window began"),
+        Axis("TTFT, milliseconds", 0),
+    )
 
 
 def _dollars(stages: Sequence[Stage]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 400, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 18, 12, 40
 _COLOURS = 6
 _LEGEND_LINE = 15
 
@@ -21,6 +21,7 @@ class Line:
     points: Sequence[tuple[float, float]]
     spans: Sequence[tuple[float, float] | None] = ()
     has_dots: bool = False
+    has_line: bool = True
     colour: int | None = None
     is_dashed: bool = False
 
@@ -83,7 +84,7 @@ def _line(frame: _Frame, line: Line, colour: int) -> list[str]:
     style = f"c{colour % _COLOURS}"
     points = [(frame.x(a), frame.y(b)) for a, b in line.points]
     parts = []
-    if len(points) > 1:
+    if line.has_line and len(points) > 1:
         way = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         dashed = " dashed" if line.is_dashed else ""
         parts.append(f'<polyline class="line {style}{dashed}" points="{way}"/>')
@@ -91,7 +92,7 @@ def _line(frame: _Frame, line: Line, colour: int) -> list[str]:
         if span is not None:
             parts.append(f'<path class="span {style}" d="M{a:.1f} {frame.y(span[0]):.1f}V{frame.y(span[1]):.1f}"/>')
     if line.has_dots:
-        parts += [f'<circle class="dot {style}" cx="{a:.1f}" cy="{b:.1f}" r="3"/>' for a, b in points]
+        parts += [f'<circle class="dot {style}" cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in points]
     return parts
 
 

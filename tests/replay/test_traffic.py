@@ -104,11 +104,14 @@ def test_a_session_grows_and_each_turn_brings_what_the_last_one_sent() -> None:
 
 def test_a_session_begun_in_the_middle_has_its_history_and_no_cache_of_it() -> None:
     found = source(1, **SESSIONS)
+    begun_at = set()
     for number in range(40):
         turns, whole = found.conversation(number, in_the_middle=True), found.conversation(number)
         assert turns[0].messages == whole[len(whole) - len(turns)].messages
+        begun_at.add(len(whole) - len(turns))
         assert turns[0].cached_tokens == TEMPLATE.head_tokens + 500
         assert turns[0].think_seconds == 0
+    assert len(begun_at) > 3
 
 
 def test_a_model_without_system_messages_gets_their_text_in_the_users() -> None:
