@@ -43,6 +43,9 @@ class StageData:
     pattern: Pattern
     samples: list[Sample] = field(default_factory=list)
     """All requests of the stage, in the order of sending, whether measured or not."""
+    ended: int = 0
+    failed: int = 0
+    """Of those that ended."""
     begin: float = 0.0
     end: float = 0.0
     gave_up: bool = False
@@ -207,6 +210,8 @@ class Load:
         self._measured_open += is_measured
 
         def ended(sample: Sample) -> None:
+            self.data.ended += 1
+            self.data.failed += sample.error is not None
             self._measured_open -= is_measured
             self._note_calm()
             if not self._is_over:

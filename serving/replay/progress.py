@@ -14,7 +14,8 @@ from serving.replay.measure import ttft_seconds
 from serving.replay.statistics import quantile
 from serving.replay.verdict import cached_share
 
-_RECENT = 200
+_RECENT = 1000
+"""Requests that the shown figures are of."""
 
 
 class LiveProgress:
@@ -61,14 +62,13 @@ class LiveProgress:
 
 
 def _seen(data: StageData) -> str:
-    ended = [sample for sample in data.samples if sample.is_done]
-    recent = ended[-_RECENT:]
+    # All of them would be too many to look at twice a second.
+    recent = [sample for sample in data.samples[-_RECENT:] if sample.is_done]
     times = sorted(value for sample in recent if (value := ttft_seconds(sample)) is not None)
-    failed = sum(sample.error is not None for sample in ended)
     cached = cached_share([sample for sample in recent if sample.is_ok]) if recent else None
-    words = [f"{len(data.samples)} sent", f"{len(ended)} ended"]
-    if failed:
-        words.append(f"{failed} failed")
+    words = [f"{len(data.samples)} sent", f"{data.ended} ended"]
+    if data.failed:
+        words.append(f"{data.failed} failed")
     if times:
         words.append(f"TTFT {quantile(times, 0.5) * 1000:.0f} ms")
     if cached is not None:
