@@ -234,12 +234,18 @@ class Load:
             self._prepare()
 
     def _at(self, moment: float, requests: list[Planned], turn: int, number: int) -> None:
+        """Send a conversation's next turn then; a timer that comes early is set again."""
+
         def send() -> None:
             self._later.discard(timer)
-            if not self._is_over:
+            if self._is_over:
+                return
+            if monotonic() < moment:
+                self._at(moment, requests, turn, number)
+            else:
                 self._send(requests, turn, number, moment, self._bodies(requests[turn]))
 
-        timer = self._loop.call_later(max(0.0, moment - monotonic()), send)
+        timer = self._loop.call_later(max(_SHORTEST_SLEEP_SECONDS, moment - monotonic()), send)
         self._later.add(timer)
 
     # How the client itself does

@@ -134,6 +134,7 @@ async def test_sessions_grow_in_the_cache() -> None:
         report = await run(engine.url, found)
     assert faults(report) == {}
     assert len(set(report.stages[0].columns.prompt_tokens)) == 4
+    assert min(report.stages[0].columns.sent_late) >= 0
 
 
 async def test_a_second_run_is_not_warm_and_equals_the_first() -> None:
