@@ -14,6 +14,7 @@ from serving.catalog_commands import register as register_catalog_commands
 from serving.core.errors import ConfigurationError
 from serving.explain_cli import explain
 from serving.fleet_command import fleet
+from serving.replay.commands import app as replay_app
 
 if TYPE_CHECKING:
     from serving.catalog.model import Catalog, Record
@@ -40,6 +41,7 @@ app.command()(explain)
 
 
 register_catalog_commands(app)
+app.add_typer(replay_app)
 
 
 @app.command()
