@@ -124,7 +124,8 @@ class BulkCounter(Collector):
 class AccountMetrics:
     """The series of keys and the ledger; there only where a database or a key file is."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, gateway: CollectorRegistry, *, has_database: bool = True) -> None:
+        registry = gateway if has_database else None
         self.database_up = Gauge(
             "serving_database_up", "1 while the database of keys and ledger answers, 0 while it is away.", registry=registry
         )
@@ -137,7 +138,7 @@ class AccountMetrics:
             "serving_keys_ignored",
             "Keys that open nothing: of a tenant that the settings do not list, or hashed with another secret.",
             ("reason",),
-            registry=registry,
+            registry=gateway,
         )
         self.records_waiting = Gauge(
             "serving_ledger_waiting_records", "Records of ended requests that are only in memory.", registry=registry
@@ -150,7 +151,8 @@ class AccountMetrics:
         )
         for result in ("written", "spilled", "dropped", "refused", "lost_at_stop"):
             self.records.add((result,), 0)
-        registry.register(self.records)
+        if registry is not None:
+            registry.register(self.records)
 
 
 class Metrics:

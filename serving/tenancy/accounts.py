@@ -38,7 +38,7 @@ class Accounts:
         if not sources:
             self.identities = identities()
             return
-        metrics = AccountMetrics(gateway.registry)
+        metrics = AccountMetrics(gateway.registry, has_database=database.url is not None)
         self.identities = identities(
             hashes=KeyHashes(key_secret(settings)),
             sources=sources,

@@ -81,7 +81,7 @@ class Ledger:
             cost = self._prices.cost(ctx.model, ctx.pool, ctx.usage)
         return (
             next(self._ids),
-            round(self._wall() - self._clock() + ended, 3),
+            self._wall() - self._clock() + ended,
             ctx.request_id,
             identity.tenant.name,
             identity.key_id,
@@ -96,7 +96,7 @@ class Ledger:
             output,
             audio,
             int(ctx.usage_estimated),
-            round(ended - ctx.arrived, 6),
-            round((ctx.first_token or ctx.first_byte) - ctx.arrived, 6) if answered else None,
+            ended - ctx.arrived,
+            (ctx.first_token or ctx.first_byte) - ctx.arrived if answered else None,
             *cost,
         )

@@ -100,7 +100,7 @@ async def test_caps_are_the_tenants_own(engine: ScriptedEngine, gateway_over: Ga
 # Isolation
 
 
-async def test_salts_are_those_of_the_group(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+async def test_o_sec_3_salts_are_those_of_the_group(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     group = {"isolation": "shared", "isolation_group": "team"}
     tenants = {"alice": group, "bob": group, "carol": {}, "dave": {"isolation": "off"}, "team": {}}
     async with gateway_over({"e1": engine}, auth=auth(*tenants), tenants=tenants) as gateway:
@@ -146,6 +146,8 @@ async def test_a_key_made_while_the_gateway_runs_works_and_a_revoked_one_stops_w
         table.revoke(record.id, time.time())
         await settled(lambda: unlike(401), within_seconds=5)
         table._database.close()
+        assert engine.log.requests
+        assert not [record for record in engine.log.requests if key.encode() in record.raw], "O-SEC-2"
 
 
 async def test_a_key_that_is_taken_out_of_its_file_stops(
@@ -164,6 +166,9 @@ async def test_a_key_that_is_taken_out_of_its_file_stops(
 
         await settled(still_served, within_seconds=5)
         assert await status(gateway, blue_key) == 200
+        names = (await gateway.metrics()).names()
+        assert "serving_keys_ignored" in names
+        assert not [name for name in names if "ledger" in name or "database" in name or "age" in name], "there is no database"
 
 
 @pytest.mark.parametrize("place", ["file", "database"])

@@ -284,13 +284,27 @@ def test_records_are_spilled_while_the_database_is_away_and_none_is_lost(world: 
     here.is_away = True
     for first in range(0, 5000, 500):
         here.end_requests(*range(first, first + 500))
-        here.pass_()
-        assert here.keeper.waiting_records == 0
+        here.pass_(1.0 if first % 1000 else 0.01)
+        assert here.keeper.waiting_records == 0, "also in a pass that is too early for the next try"
     here.is_away = False
     while here.pass_():
         pass
     assert sorted(here.written()) == sorted(f"r{number}" for number in range(5000))
     assert (here.dropped, here.counted()) == ([], {"spilled": 5000, "written": 5000})
+
+
+def test_a_full_spill_folder_leaves_records_in_memory_until_that_is_full_too(world: MakeWorld) -> None:
+    here = world(spills=True)
+    assert here.spill is not None
+    here.spill._most_bytes = 0
+    here.is_away = True
+    here.end_requests(*range(1200))
+    here.pass_()
+    assert (here.keeper.waiting_records, len(here.dropped)) == (1000, 200)
+    here.is_away = False
+    while here.pass_():
+        pass
+    assert len(here.written()) == 1000
 
 
 def test_what_a_killed_process_spilled_the_next_one_brings_in(database_url: str, tmp_path: Path, world: MakeWorld) -> None:
