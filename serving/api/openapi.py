@@ -82,7 +82,7 @@ _TIMEOUT_PARAMETER: Json = {
     "name": "x-request-timeout",
     "in": "header",
     "description": "Seconds that the request gives itself, its wait in a queue included. The gateway's own limit holds, too.",
-    "schema": {"type": "string", "pattern": r"^[1-9][0-9]{0,8}(\.[0-9]{1,9})?$"},
+    "schema": {"type": "string", "pattern": r"^(?!0+(\.0+)?$)[0-9]{1,9}(\.[0-9]{1,9})?$"},
 }
 
 
