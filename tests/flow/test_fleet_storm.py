@@ -107,7 +107,8 @@ async def rolling_restart(requests: int, at_once: int, streams_at_once: int) -> 
         endpoints = [{"name": name, "url": engine.url, "model": "tiny"} for name, engine in engines.items()]
         settings = {
             "endpoints": endpoints,
-            # Engines and clients share this process: a probe that comes late says nothing about an engine.
+            # Engines and clients share this process: what comes late says nothing about an engine.
+            "relay": {"connect_timeout_seconds": 30.0},
             "probe": {"period_seconds": 0.25, "timeout_seconds": 30.0},
             # The same engine is restarted every few seconds.
             "health": {"slow_start_seconds": 2.0, "most_open_seconds": 5.0},
