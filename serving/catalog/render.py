@@ -91,7 +91,7 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
         "accelerators": accelerators(profile, target),
         "accelerators_per_node": target.accelerators_per_node,
         "nodes_per_engine": profile.nodes_per_engine,
-        "price_dollars_per_node_hour": _node_price(target),
+        "price_dollars_per_node_hour": target.dollars_per_node_hour,
         "priors": _priors(catalog, profile),
     }
 
@@ -116,10 +116,6 @@ def find_image(catalog: Catalog, profile: Profile) -> EngineImage:
 def shared_memory_bytes(profile: Profile, target: Target) -> int:
     """Room of /dev/shm, which counts as memory of the pod."""
     return profile.host.shared_memory_bytes or target.pod.shared_memory_bytes
-
-
-def _node_price(target: Target) -> float | None:
-    return round(target.price.dollars_per_accelerator_hour * target.accelerators_per_node, 4) if target.price else None
 
 
 def _priors(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:

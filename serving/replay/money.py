@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from serving.catalog.load import load_catalog, nearest
+from serving.catalog.memory import kv_format_of
 from serving.catalog.model import Catalog, Model, Profile, Target
 from serving.core.errors import ConfigurationError
 from serving.replay.report import Estimate, Money, Options, Roofline
@@ -69,8 +70,8 @@ def find_price(options: Options, hardware: Hardware) -> Price:
         given = options.price_dollars_per_hour
         return Price(given * options.nodes, f"{nodes} at {given:g} $/h, as given")
     target = hardware.target
-    if target is not None and target.price_dollars_per_node_hour is not None:
-        price = target.price_dollars_per_node_hour
+    price = None if target is None else target.dollars_per_node_hour
+    if target is not None and price is not None:
         return Price(price * options.nodes, f"{nodes} of {target.name} at {price:g} $/h, by the catalog")
     return Price(None, UNKNOWN)
 
@@ -119,9 +120,7 @@ def roofline(
     if not output_per_second or running <= 0:
         return Roofline(share=None, said="not known: no tokens were made")
     weights = model.checkpoints[profile.checkpoint].weights_bytes
-    per_token = model.kv_bytes_per_token.get("fp8" if "fp8" in str(profile.arguments.get("kv-cache-dtype", "")) else "bf16")
-    if per_token is None:
-        return Roofline(share=None, said=f"not known: the catalog has no size of a token in the cache of {model.name}")
+    per_token = model.shape.kv_bytes_per_token(kv_format_of(profile))
     steps_per_second = output_per_second / max(1.0, running)
     needed = steps_per_second * (weights * options.nodes + running * context_tokens * per_token)
     accelerators = target.accelerators_per_node * options.nodes

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from serving.catalog.model import Count, Name, NotNegative, Positive, Record, Text
+from serving.catalog.records import Count, Name, NotNegative, Positive, Record, Text
 
 Share = Annotated[float, Field(ge=0, le=0.99, allow_inf_nan=False)]
 
