@@ -29,7 +29,7 @@ class LimitStoreSettings(_Section):
     """Before all keys, so that several releases can use one Redis."""
     when_down: Literal["local_share", "closed"] = "local_share"
     """While the store cannot be asked: `local_share` lets each gateway allow its part of every limit (the limit divided by
-    `replicas`, at least one), `closed` answers requests of limited tenants 503. Neither lets anybody use more."""
+    `replicas`, at least one), `closed` answers requests of limited tenants 503."""
     replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """How many gateways use the store; what `local_share` divides by."""
     timeout_seconds: Annotated[float, Field(gt=0, le=0.1)] = 0.1
