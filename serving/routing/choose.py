@@ -239,7 +239,8 @@ class Chooser:
             objective=objective,
             weights=self._weights,
             now=now,
-            shared_pieces=match.known if match is not None and not self.index.knows(question.conversation) else 0,
+            shared_pieces=0 if match is None or self.index.knows(question.conversation) else match.known,
+            shared_charge=1.0 if match is None else match.price_of_another(self._weights.shared_uses),
             explained=explained,
         )
         best, reason = self._best(question, works, scores, objective, now)
