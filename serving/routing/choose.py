@@ -21,7 +21,7 @@ from serving.routing.predict import TOKENS_PER_BYTE, PoolRates, Rates
 from serving.routing.prefix import Cache, PrefixIndex
 from serving.routing.question import Question
 from serving.routing.score import Scores, score
-from serving.routing.work import HORIZON_SECONDS, Choice, Ticket, Work
+from serving.routing.work import Choice, Ticket, Work, horizon_seconds
 
 ERROR_SHARE = 0.05
 """Of its time to first token, a prediction may be wrong by so much; costs that differ by less are the same."""
@@ -77,11 +77,13 @@ class Arrivals:
     """How many requests come for a model, averaged over the last time."""
 
     per_second: float
+    began: float
     last: float
 
     def note(self, now: float) -> None:
         passed = now - self.last
-        self.per_second = self.per_second * HORIZON_SECONDS / (HORIZON_SECONDS + passed) + 1.0 / HORIZON_SECONDS
+        horizon = horizon_seconds(now - self.began)
+        self.per_second = self.per_second * horizon / (horizon + passed) + 1.0 / horizon
         self.last = now
 
 
@@ -235,7 +237,7 @@ class Chooser:
             works = self._some(group, depths)
         arrivals = self._arrivals.get(model)
         if arrivals is None:
-            arrivals = self._arrivals[model] = Arrivals(0.0, now)
+            arrivals = self._arrivals[model] = Arrivals(0.0, now, now)
         arrivals.note(now)
         scores = score(
             works,
@@ -247,7 +249,8 @@ class Chooser:
             objective=objective,
             weights=self._weights,
             now=now,
-            shared_pieces=match.known if match is not None and not self.index.knows(question.conversation) else 0,
+            shared_pieces=0 if match is None or self.index.knows(question.conversation) else match.known,
+            shared_charge=1.0 if match is None else match.price_of_another(self._weights.shared_uses),
             explained=explained,
         )
         best, reason = self._best(question, works, scores, objective, now)

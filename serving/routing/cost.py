@@ -30,8 +30,8 @@ class Weights:
     uneven: float = 2.0
     """The same, but for how many there are in relation to the other endpoints."""
     decode: float = 0.3
-    shared: float = 0.1
-    """Of a prefix that other conversations share and that is computed at one more endpoint: it will be used there again."""
+    shared_uses: float = 16.0
+    """A prefix that so many conversations will use at one more endpoint is charged by half to the one that brings it there."""
 
 
 DEFAULT_WEIGHTS = Weights()

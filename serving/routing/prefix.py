@@ -26,7 +26,7 @@ CLOSE_TO_FULL = 0.7
 class Node:
     """A run of pieces that were added together; it ends where a request ended, or where two requests parted."""
 
-    __slots__ = ("hashes", "holders", "parent", "start")
+    __slots__ = ("hashes", "holders", "parent", "start", "uses")
 
     def __init__(self, parent: Node | None, start: int, hashes: list[int]) -> None:
         self.parent = parent
@@ -35,6 +35,8 @@ class Node:
         self.hashes = hashes
         self.holders: dict[Cache, int] = {}
         """How many of its pieces each cache holds, counted from its beginning."""
+        self.uses = 0
+        """Requests that began with it."""
 
     @property
     def end(self) -> int:
@@ -142,6 +144,14 @@ class Match:
             node = node.parent
         return depths
 
+    def price_of_another(self, uses_worth_it: float) -> float:
+        """What part of a copy of the deepest known prefix at one more endpoint is to be charged to the one who makes it.
+
+        It will be used there about as often again as it was used so far, in all copies together.
+        """
+        node = self.node
+        return 1.0 if node is None else 1.0 / (1.0 + node.uses / (uses_worth_it * (len(node.holders) + 1)))
+
 
 class Hold:
     """A request's prefix while it runs at one endpoint."""
@@ -215,6 +225,7 @@ class PrefixIndex:
         node = leaf
         while node is not None:
             everything.move_to_end(node)
+            node.uses += 1
             size = START[node.end] - START[node.start]
             held = node.holders.get(cache, 0)
             if held:
@@ -288,6 +299,7 @@ class PrefixIndex:
         """Part a node at a place of the chain. The back stays the same object, whose leaves requests hold. Returns the front."""
         cut = at - node.start
         front = Node(node.parent, node.start, node.hashes[:cut])
+        front.uses = node.uses
         node.parent, node.start, node.hashes = front, at, node.hashes[cut:]
         nodes = self._nodes
         for piece in front.hashes:

@@ -52,10 +52,12 @@ def score(
     weights: Weights,
     now: float,
     shared_pieces: int,
+    shared_charge: float,
     explained: bool,
 ) -> Scores:
     """`prompt` and `output` are tokens, `arrivals_per_second` those at one endpoint, `shared_pieces` what a new
-    conversation begins with and others have begun with: computing that once more is an investment.
+    conversation begins with and others have begun with: computing that once more is an investment, of
+    which `shared_charge` is this request's part.
     """
     scores = Scores(explained=explained)
     load = dearest = 0.0
@@ -69,7 +71,7 @@ def score(
         if work.dollars_per_second > dearest:
             dearest = work.dollars_per_second
     shared = START[shared_pieces] * tokens_per_byte
-    kept = 1.0 - weights.shared
+    kept = 1.0 - shared_charge
     dearest *= PRICE_MARGIN
     count = len(works)
     later = weights.queue * arrivals_per_second / (1.0 - min(load / count, MOST_LOAD))

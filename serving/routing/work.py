@@ -15,8 +15,13 @@ OVERDUE_SHARE = 0.25
 ROOM_MARGIN = 1.5
 """An engine is taken to have so much more room than was said, since requests are rarely as long as they may be."""
 MUCH_SLOWER = 3.0
-HORIZON_SECONDS = 20.0
-"""Over which the share of time that goes to prefill is averaged."""
+HORIZON_SECONDS = 30.0
+"""Over which arrivals and the share of time that goes to prefill are averaged."""
+
+
+def horizon_seconds(age_seconds: float) -> float:
+    """The same for what has not been watched for so long."""
+    return age_seconds + 1.0 if age_seconds < HORIZON_SECONDS - 1.0 else HORIZON_SECONDS
 
 
 class Ticket:
@@ -95,6 +100,7 @@ class Work:
 
     __slots__ = (
         "area",
+        "began",
         "cache",
         "cache_tokens",
         "cold_at",
@@ -152,7 +158,7 @@ class Work:
         """When the last first token came."""
         self.prefill_share = 0.0
         """Of the last time, the part that prefill took."""
-        self.last_change = now
+        self.last_change = self.began = now
 
     def begin(self, choice: Choice, now: float) -> None:
         self.advance(now)
@@ -216,7 +222,8 @@ class Work:
         if passed <= 0.0:
             return
         self.area += (self.in_flight - len(self.waiting)) * passed
-        self.prefill_share *= HORIZON_SECONDS / (HORIZON_SECONDS + passed)
+        horizon = horizon_seconds(now - self.began)
+        self.prefill_share *= horizon / (horizon + passed)
         self.last_change = now
         if self.waiting and self.free_at <= now:
             self._unseen(now)
@@ -241,7 +248,7 @@ class Work:
         del self.waiting[choice]
         self.waiting_seconds = self.waiting_seconds - choice.prefill_seconds if self.waiting else 0.0
         self.prefill_area += choice.prefill_seconds
-        self.prefill_share += choice.prefill_seconds / HORIZON_SECONDS
+        self.prefill_share += choice.prefill_seconds / horizon_seconds(self.last_change - self.began)
 
 
 Works = Sequence[Work]
