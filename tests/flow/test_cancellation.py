@@ -12,7 +12,7 @@ from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script, Usage
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
-from tests.flow.conftest import GatewayOver, chat, settings_over
+from tests.flow.conftest import GatewayOver, all_ready, chat, settings_over
 
 CHAT = "/v1/chat/completions"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
@@ -143,11 +143,15 @@ async def test_leaving_after_done_is_no_cancellation(engine: ScriptedEngine, gat
         assert metrics.sum("serving_tokens_estimated_total") == 0
 
 
-async def test_shutdown_lets_streams_finish(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+async def test_shutdown_lets_streams_finish(engine: ScriptedEngine) -> None:
     gate = Gate(events=2)
     engine.script(Script(gate=gate, chunks=5))
-    gateway = RunningGateway(settings_over({"e1": engine}))
-    async with RawClient((await gateway.start()).url) as client, RawClient(gateway.url) as other:
+    async with (
+        RunningGateway(settings_over({"e1": engine})) as gateway,
+        RawClient(gateway.url) as client,
+        RawClient(gateway.url) as other,
+    ):
+        await all_ready(gateway)
         assert (await other.ask("/readyz")).status == 200
         await client.send(request_bytes(CHAT, chat(stream=True)))
         response = await client.read_head()
@@ -162,8 +166,8 @@ async def test_shutdown_lets_streams_finish(engine: ScriptedEngine, gateway_over
 
 async def test_the_end_of_the_grace_time_is_said_in_the_stream(engine: ScriptedEngine) -> None:
     engine.script(Script(stall_after=2))
-    gateway = RunningGateway(settings_over({"e1": engine}, server={"shutdown_grace_seconds": 1}))
-    async with RawClient((await gateway.start()).url) as client:
+    settings = settings_over({"e1": engine}, server={"shutdown_grace_seconds": 1})
+    async with RunningGateway(settings) as gateway, RawClient(gateway.url) as client:
         await client.send(request_bytes(CHAT, chat(stream=True)))
         response = await client.read_head()
         pieces = client.read_body(response)

@@ -30,7 +30,7 @@ def test_without_terms_everything_is_allowed_within_the_gateways_caps() -> None:
     plain = tenant()
     assert plain.may_use("anything")
     assert plain.parameters == ParameterLimits(n=4, max_tokens=100)
-    assert (plain.priority, plain.may_use_class_header) == ("standard", False)
+    assert (plain.priority, plain.may_use_class_header) == (None, False)
     assert set(plain.limits.model_dump().values()) == {None}
 
 
