@@ -76,7 +76,7 @@ def test_different_cold_prompts_one_after_another_spread_over_all_replicas() -> 
         ticket = chosen(chooser, eight, question(text(40_000, number)))
         finish(chooser, ticket, Usage(10_000, 0, 20), seconds=0.7, clock=clock)
         counts[ticket.endpoint.name] += 1
-    assert len(counts) == 8
+        assert number != 7 or len(counts) == 8
     assert max(counts.values()) <= 6
 
 

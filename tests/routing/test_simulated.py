@@ -118,6 +118,13 @@ def test_no_peer_is_better_in_anything(profile: str) -> None:
         assert result.ttft_at(0.99) < 0.8 * min(peer.ttft_at(0.99) for peer in peers) or profile != "production"
 
 
+def test_a_prefix_that_many_conversations_share_is_copied_for_balance() -> None:
+    """Twelve system prompts over eight engines."""
+    result = run(TRACES["agentic"](1.4, 110.0, 101), Ours(8), seconds=110.0, warm_up=40.0)
+    assert result.imbalance < 1.4
+    assert result.hit_rate > 0.9
+
+
 def test_dearer_machines_are_used_less_and_objectives_hold() -> None:
     """A release with a fixed pool and an elastic one at twice the price."""
     sessions = production(0.75, 400.0, 7)
