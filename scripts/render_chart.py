@@ -15,9 +15,12 @@ from serving.catalog.load import load_catalog
 from serving.catalog.render import render_profile
 from serving.settings import Settings
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from chart_values import values_schema
+
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serving"
-POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py")
+POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py", "pod/first_token.py", "pod/wait_for_memory.py")
 SECTIONS = ("server", "limits", "relay", "probe", "discovery", "auth", "logging", "tracing")
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
@@ -39,9 +42,7 @@ def files() -> dict[Path, str]:
     for program in POD_PROGRAMS:
         source = ROOT / "serving" / "engines" / program
         made[CHART / "files" / "pod" / source.name] = source.read_text(encoding="utf-8")
-    path = CHART / "values.schema.json"
-    schema = json.loads(path.read_text(encoding="utf-8"))
-    made[path] = _json({**schema, "definitions": {**schema["definitions"], **settings_definitions()}})
+    made[CHART / "values.schema.json"] = _json(values_schema(settings_definitions()))
     return made
 
 

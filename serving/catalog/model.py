@@ -60,6 +60,16 @@ class Nodes(Record):
     tolerations: tuple[Toleration, ...] = ()
 
 
+class Pod(Record):
+    """What an engine's pod needs on a target beyond its resources."""
+
+    supplemental_groups: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Group ids that open the device files to an engine that is not root."""
+    capabilities: tuple[Text, ...] = ()
+    waits_for_memory: bool = False
+    """Whether the memory of accelerators is given back some time after an engine has gone, so that the next one must wait."""
+
+
 class Target(Record):
     """A kind of hardware. `None` stands for a figure that has no public source or that the user must give."""
 
@@ -82,6 +92,7 @@ class Target(Record):
     """Highest rated power of one accelerator."""
     price_dollars_per_node_hour: Annotated[float, Field(gt=0)] | None = None
     nodes: Nodes
+    pod: Pod = Pod()
 
 
 class DirectorySource(Record):

@@ -12,31 +12,40 @@ from typing import Any
 from serving.catalog.argv import EngineCommand, contradictions, engine_command, guarded
 from serving.catalog.fit import fit, shape_problems
 from serving.catalog.load import find_profile
-from serving.catalog.model import Catalog, EngineImage, HubSource, Profile, Target
+from serving.catalog.model import Catalog, EngineImage, Profile, Target
+from serving.catalog.pod import (
+    FILES_FOLDER,
+    HOME,
+    PARALLEL_ARGUMENTS,
+    budgets,
+    concurrency,
+    fetch,
+    hardened_image,
+    nodes,
+    owned_flags,
+    security,
+    simulation,
+    wait,
+    weights_folder,
+    with_ranks,
+)
 from serving.catalog.vocabulary import check
 from serving.core.errors import ConfigurationError
 
 PORT = 8000
 MODEL_FOLDER = PurePosixPath("/model")
-FILES_FOLDER = PurePosixPath("/etc/serving/engine")
-"""Where the guard and `fetch_model.py` are mounted."""
 SECRET_FILE = PurePosixPath("/etc/serving/secret/engine-secret")
 POD_ENVIRONMENT = {
-    "HOME": "/home/engine",  # a volume: the image's own file system is read-only
+    "HOME": HOME,
     "USER": "engine",  # torch asks for the user's name, and the image need not know the user id
     "SERVING_ENGINE_SECRET_FILE": str(SECRET_FILE),
 }
-PARALLEL_ARGUMENTS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-
-SHORTEST_START_SECONDS = 600
-LOAD_BYTES_PER_SECOND = 100_000_000
-"""A slow network disk. A start that needs more than the budget is killed and begins anew, so the budget is generous."""
-STOP_MARGIN_SECONDS = 15
-"""Beyond the engine's own time to finish requests, until Kubernetes kills it."""
 
 
-def engine_in_image(catalog: Catalog, profile_name: str) -> EngineCommand:
+def engine_in_image(catalog: Catalog, profile_name: str, rank: int = 0) -> EngineCommand:
     """The command of a profile's engine inside vLLM's official image, as the chart runs it, guard included.
+
+    Of an engine that spans several nodes it is the part of one of them; rank 0 leads.
 
     Raises:
         ConfigurationError: the profile is unknown or unsound.
@@ -54,7 +63,8 @@ def engine_in_image(catalog: Catalog, profile_name: str) -> EngineCommand:
         launcher="command",
         program="vllm",
     )
-    command = EngineCommand(command.argv, POD_ENVIRONMENT | command.environment)
+    argv = with_ranks(command.argv, nodes(profile), rank)
+    command = EngineCommand(argv, POD_ENVIRONMENT | command.environment)
     return guarded(command, FILES_FOLDER)
 
 
@@ -75,16 +85,27 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
         "target": profile.target,
         "engine_version": profile.engine_version,
         "image": find_image(catalog, profile).model_dump(mode="json", include={"registry", "repository", "tag", "digest"}),
+        "hardened": hardened_image(profile, target),
         "argv": list(command.argv),
+        "worker_argv": list(engine_in_image(catalog, profile_name, rank=1).argv) if nodes(profile) > 1 else None,
+        "owned_flags": owned_flags(),
         "environment": dict(sorted(command.environment.items())),
         "port": PORT,
-        "fetch": _fetch(catalog, profile),
+        "fetch": fetch(catalog, profile),
+        "wait": wait(target),
+        "simulation": simulation(profile, PORT),
+        "weights_folder": weights_folder(profile),
+        "weights_bytes": catalog.models[profile.model].checkpoints[profile.checkpoint].weights_bytes,
         "resources": _resources(catalog, profile, target),
         "shared_memory_bytes": profile.host.shared_memory_bytes,
         "nodeSelector": target.nodes.selector,
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in target.nodes.tolerations],
-        "budgets": _budgets(catalog, profile),
+        "security": security(target),
+        "budgets": budgets(catalog, profile, command.argv),
+        "concurrency": concurrency(profile),
+        "nodes": nodes(profile),
         "accelerators": accelerators(profile, target),
+        "device": _device(profile, target),
         "accelerators_per_node": target.accelerators_per_node,
         "price_dollars_per_node_hour": target.price_dollars_per_node_hour,
     }
@@ -108,22 +129,33 @@ def find_image(catalog: Catalog, profile: Profile) -> EngineImage:
 
 
 def accelerators(profile: Profile, target: Target) -> int:
-    """How many accelerators one engine takes.
+    """How many accelerators one engine takes, on all of its nodes.
 
     Raises:
-        ConfigurationError: more than a node has.
+        ConfigurationError: more than its nodes have, or not the same number on each.
     """
     sizes = {name: profile.arguments.get(name, 1) for name in PARALLEL_ARGUMENTS}
     for name, size in sizes.items():
         if not isinstance(size, int):
             raise ConfigurationError(f"profile {profile.name}: arguments.{name}: must be a whole number, not {size!r}")
     count = math.prod(size for size in sizes.values() if isinstance(size, int))
-    if count > target.accelerators_per_node:
+    node_count = nodes(profile)
+    product = f"profile {profile.name}: arguments: {' × '.join(PARALLEL_ARGUMENTS)} is {count}"
+    if count > target.accelerators_per_node * node_count:
+        have = "a node" if node_count == 1 else f"{node_count} nodes"
         raise ConfigurationError(
-            f"profile {profile.name}: arguments: {' × '.join(PARALLEL_ARGUMENTS)} is {count}, and a node of {target.name} has "
-            f"{target.accelerators_per_node} accelerators"
+            f"{product}, and {have} of {target.name} has {target.accelerators_per_node * node_count} accelerators"
         )
+    if count % node_count:
+        raise ConfigurationError(f"{product}, which does not divide among the {node_count} nodes of nnodes")
     return count
+
+
+def _device(profile: Profile, target: Target) -> dict[str, Any] | None:
+    """What the device plugin counts, and how many of it each pod of an engine takes."""
+    if target.nodes.resource is None:
+        return None
+    return {"resource": target.nodes.resource, "count": accelerators(profile, target) // nodes(profile)}
 
 
 def _resources(catalog: Catalog, profile: Profile, target: Target) -> dict[str, dict[str, Any]]:
@@ -131,30 +163,6 @@ def _resources(catalog: Catalog, profile: Profile, target: Target) -> dict[str, 
     # On a CPU the weights and the KV cache lie in the node's memory; elsewhere in the accelerator's own.
     needed = fit(catalog, profile).needed_bytes if target.engine_build == "cpu" else profile.memory.overhead_bytes
     memory = f"{math.ceil((needed + profile.host.shared_memory_bytes) / 2**20)}Mi"
-    devices = {target.nodes.resource: accelerators(profile, target)} if target.nodes.resource else {}
+    device = _device(profile, target)
+    devices = {device["resource"]: device["count"]} if device else {}
     return {"requests": {"cpu": profile.host.cpu_cores, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}
-
-
-def _budgets(catalog: Catalog, profile: Profile) -> dict[str, int]:
-    weights_bytes = catalog.models[profile.model].checkpoints[profile.checkpoint].weights_bytes
-    argv = engine_in_image(catalog, profile.name).argv
-    finish_seconds = int(argv[argv.index("--shutdown-timeout") + 1]) if "--shutdown-timeout" in argv else 0
-    return {
-        "startup_seconds": SHORTEST_START_SECONDS + math.ceil(weights_bytes / LOAD_BYTES_PER_SECOND),
-        "termination_seconds": finish_seconds + STOP_MARGIN_SECONDS,
-    }
-
-
-def _fetch(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:
-    """How the weights come into the model's volume; None where the checkpoint is on no hub."""
-    checkpoint = catalog.models[profile.model].checkpoints[profile.checkpoint]
-    hub = next((source for source in checkpoint.sources if isinstance(source, HubSource)), None)
-    if hub is None:
-        return None
-    files = [f"{name}={digest}" for name, digest in sorted(hub.sha256_by_file.items())]
-    program = str(FILES_FOLDER / "fetch_model.py")
-    return {
-        "argv": ["python3", program, hub.repository, hub.revision, str(MODEL_FOLDER), *files],
-        "environment": {"HF_HUB_DISABLE_TELEMETRY": "1", "HOME": POD_ENVIRONMENT["HOME"]},
-        "bytes": checkpoint.weights_bytes,
-    }

@@ -267,6 +267,14 @@ class Metrics:
             )
         )
 
+    def watch_running(self, read: ReadRows) -> None:
+        """Export how many requests this gateway has under way at the engines of each model and pool."""
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_running_requests", "Requests under way at a pool's engines; 0 when it has none.", ("model", "pool"), read
+            )
+        )
+
     def exposition(self) -> tuple[bytes, str]:
         """The text for a scraper and its content type."""
         self.before_scrape()

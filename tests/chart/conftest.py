@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from serving.catalog.load import load_catalog
 from serving.catalog.render import render_profile
@@ -34,6 +35,7 @@ ACCELERATORS: dict[str, dict[str, Any]] = {
             "selector": {"amd.com/gpu.product-name": "AMD_Instinct_MI355_OAM"},
             "tolerations": [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         },
+        "pod": {"supplemental_groups": [44, 109], "waits_for_memory": True},
     },
     "nvidia-test": {
         "vendor": "nvidia",
@@ -43,16 +45,18 @@ ACCELERATORS: dict[str, dict[str, Any]] = {
             "selector": {"nvidia.com/gpu.product": "NVIDIA-B200"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         },
+        "pod": {"capabilities": ["IPC_LOCK"]},
     },
 }
 """Targets that no catalog has yet: enough of them for their profiles to be rendered."""
 
 
 def catalog_with_accelerators(folder: Path) -> Path:
-    """The shipped catalog and a profile of 8 accelerators for each made-up target, named as the target."""
+    """The shipped catalog and two profiles for each made-up target: 8 accelerators, named as the target; two nodes, with a -2."""
     root = copy_of_catalog(folder)
     common = {"accelerators_per_node": 8, "memory_bytes": 10**11, "native_formats": ["bf16"], "description": "made up"}
     images = []
+    whole = {"tensor-parallel-size": 8, "max-num-seqs": 64}
     for name, target in ACCELERATORS.items():
         (root / "targets" / f"{name}.yaml").write_text(json.dumps({"name": name, **common, **target}))
         profile = {
@@ -63,11 +67,13 @@ def catalog_with_accelerators(folder: Path) -> Path:
             "checkpoint": "bf16",
             "status": "untested",
             "engine_version": "0.32.0",
-            "arguments": {"tensor-parallel-size": 8},
+            "arguments": whole,
             "memory": {"overhead_bytes": 10**10},
             "host": {"cpu_cores": 8, "shared_memory_bytes": 2**33},
         }
         (root / "profiles" / f"{name}.yaml").write_text(json.dumps(profile))
+        halves = {"name": f"{name}-2", "arguments": {**whole, "pipeline-parallel-size": 2, "nnodes": 2}}
+        (root / "profiles" / f"{name}-2.yaml").write_text(json.dumps({**profile, **halves}))
         build = target["engine_build"]
         images.append(
             {
@@ -89,7 +95,7 @@ def chart_with_accelerators(folder: Path) -> Path:
     catalog = load_catalog(catalog_with_accelerators(folder))
     chart = folder / "serving"
     shutil.copytree(CHART, chart)
-    for name in ACCELERATORS:
+    for name in (f"{target}{end}" for target in ACCELERATORS for end in ("", "-2")):
         (chart / "files" / "profiles" / f"{name}.json").write_text(json.dumps(render_profile(catalog, name)))
     return chart
 
@@ -102,6 +108,7 @@ def mixed_chart(tmp_path: Path) -> Path:
 MIXED_POOLS = [
     {"name": "amd", "profile": "amd-test", "replicas": 2},
     {"name": "nvidia", "profile": "nvidia-test"},
+    {"name": "nodes", "profile": "nvidia-test-2", "replicas": 2},
     {"name": "cpu", "profile": "smollm2-135m-cpu", "replicas": 3},
 ]
 EVERYTHING_ON = {
@@ -109,52 +116,24 @@ EVERYTHING_ON = {
     "rules": {"enabled": True, "labels": {"release": "prometheus"}},
 }
 VALUES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "no pools": {"pools": []},
+    **{path.stem: yaml.safe_load(path.read_text()) for path in sorted((CHART / "ci").glob("*.yaml"))},
     "mixed pools": {"pools": MIXED_POOLS},
-    "monitoring": {"monitoring": EVERYTHING_ON},
-    "no dashboard": {"monitoring": {"dashboard": {"enabled": False}}},
-    "keys and secrets": {
-        "gateway": {"apiKey": {"existingSecret": "keys"}},
-        "engineSecret": {"existingSecret": "mine"},
-        "hub": {"existingSecret": "hub", "endpoint": "https://hub.test"},
-        "global": {"imageRegistry": "registry.test/team", "imagePullSecrets": ["pull"]},
-        "serviceAccount": {"annotations": {"a/b": "c"}},
+    "mixed and scaled": {
+        "pools": [
+            {"name": pool["name"], "profile": pool["profile"], "autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
+            for pool in MIXED_POOLS
+        ],
+        "autoscaling": {"prometheus": {"address": "http://prometheus.monitoring.svc:9090"}},
     },
-    "a pool with everything its own": {
+    "mixed and shared": {
         "pools": [
             {
-                "name": "own",
-                "profile": "smollm2-135m-cpu",
-                "replicas": 0,
-                "image": {"registry": "mirror.test", "digest": "sha256:" + "b" * 64},
-                "resources": {"requests": {"cpu": 1.5, "memory": "3Gi"}, "limits": {"memory": "4Gi"}},
-                "nodeSelector": {},
-                "tolerations": [{"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}],
-                "affinity": {"nodeAffinity": {}},
-                "runtimeClassName": "nvidia",
-                "environment": {"VLLM_LOGGING_LEVEL": "DEBUG", "HOME": "/tmp"},
-                "extraArguments": ["--seed", "1"],
-                "startupSeconds": 3600,
-                "modelVolume": {"persistentVolumeClaim": {"claimName": "models"}},
-                "fetch": False,
+                **pool,
+                "weights": {"claim": {"name": "models", "accessMode": "ReadWriteMany"}},
+                "compiled": {"node": {"path": "/var/lib/serving"}},
             }
+            for pool in MIXED_POOLS
         ]
     },
-    "gateway settings": {
-        "gateway": {
-            "replicas": 3,
-            "settings": {
-                "limits": {"body_bytes": 67_108_864, "parameters": {"max_tokens": 1000}},
-                "relay": {"idle_timeout_seconds": 1.5, "keep_alive_comment_seconds": 15},
-                "auth": {"keys": [{"tenant": "a", "sha256": "a" * 64}]},
-                "logging": {"level": "debug", "access": False},
-            },
-            "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"some/key": "value"}},
-            "nodeSelector": {"a": "b"},
-            "tolerations": [{"key": "k", "operator": "Exists"}],
-            "affinity": {"podAntiAffinity": {}},
-        }
-    },
 }
-"""The matrix: values by what they are for."""
+"""The matrix: values by what they are for. Those of `ci/` are on the profile that ships for everybody."""

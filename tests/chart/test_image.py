@@ -31,7 +31,7 @@ def test_the_dockerfile_is_sound() -> None:
 
 
 def mounted(folder: Path, text: str) -> dict[str, Path]:
-    """The chart's volumes, as a kubelet gives them: the group of the pod may read the secret, nobody may write."""
+    """The chart's volumes, as a kubelet gives them: the group of the volumes may read the secret, nobody may write."""
     settings, secret = folder / "settings", folder / "secret"
     settings.mkdir()
     secret.mkdir()
@@ -45,7 +45,7 @@ def mounted(folder: Path, text: str) -> dict[str, Path]:
 def confined(pid: int) -> None:
     """The process is nobody but UID 2000, and its root is mounted read-only."""
     status = Path(f"/proc/{pid}/status").read_text()
-    assert "Uid:\t2000\t2000\t2000\t2000" in status and "Gid:\t2000\t2000\t2000\t2000" in status
+    assert "Uid:\t2000\t2000\t2000\t2000" in status and "Gid:\t0\t0\t0\t0" in status
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     assert any(fields[4] == "/" and fields[5].split(",")[0] == "ro" for fields in mounts), mounts
 
@@ -74,7 +74,7 @@ async def serves(builder: Builder, objects: list[dict[str, Any]], folder: Path) 
     deployment = only(objects, "Deployment", "-gateway")
     security, one = deployment["spec"]["template"]["spec"]["securityContext"], container(deployment)
     configuration = builder.configuration()
-    assert configuration["User"] == f"{security['runAsUser']}:{security['runAsGroup']}" == "2000:2000"
+    assert configuration["User"] == f"{security['runAsUser']}:{security['runAsGroup']}" == "2000:0"
     root = builder.unpacked()
     volumes = mounted(folder, only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
     assert {mount["mountPath"] for mount in one["volumeMounts"]} == set(volumes)

@@ -64,9 +64,26 @@ def only(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
     return found[0]
 
 
+def pod_templates(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Metadata and spec of the pods that a workload makes, or that it is."""
+    if workload["kind"] == "Pod":
+        return [workload]
+    if workload["kind"] == "Deployment":
+        return [workload["spec"]["template"]]
+    if workload["kind"] == "LeaderWorkerSet":
+        group = workload["spec"]["leaderWorkerTemplate"]
+        return [group["leaderTemplate"], group["workerTemplate"]]
+    return []
+
+
+def pods(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The specs of all pods of a release, those of tests included."""
+    return [template["spec"] for each in objects for template in pod_templates(each)]
+
+
 def container(workload: dict[str, Any]) -> dict[str, Any]:
-    """The one container of a Deployment's pods."""
-    (one,) = workload["spec"]["template"]["spec"]["containers"]
+    """The one container of a workload's first kind of pods."""
+    (one,) = pod_templates(workload)[0]["spec"]["containers"]
     return dict(one)
 
 
