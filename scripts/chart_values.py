@@ -133,6 +133,8 @@ class Pool(Closed):
     """Where the weights are fetched to; the default pod is a download for each new pod."""
     compiled: Place
     """Where the engine keeps what it compiles, in a folder for each image; the default pod is lost with the pod."""
+    revision: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+    """The commit of the hub's repository; needed where the catalog pins none. Files are checked against the hub's digests."""
     fetch: bool
     """false: weights.node or weights.claim holds the model in its root or its `folder`, and nothing is downloaded."""
     startupSeconds: Annotated[int, Field(ge=600, le=86_400)]

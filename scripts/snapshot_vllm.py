@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-METRIC_NAME = re.compile(r"vllm:[a-z][a-z0-9_]*")
+METRIC_NAME = re.compile(r"vllm:[a-z][a-z0-9_]*[a-z0-9]")
 INTEGER_NAMES = {"int": "integer", "float": "number"}
 
 

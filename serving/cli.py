@@ -98,7 +98,7 @@ def engine(
 def targets(catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
     """List the kinds of hardware in the catalog."""
     shelf = _catalog(catalog).targets
-    rows = [(t.name, t.engine_build, ", ".join(t.native_formats), t.description) for t in shelf.values()]
+    rows = [(t.name, t.engine_build, ", ".join(t.real_formats()), t.description) for t in shelf.values()]
     _show(shelf, ("target", "vLLM build", "formats", "description"), rows, as_json)
 
 

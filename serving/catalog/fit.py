@@ -1,18 +1,23 @@
-"""Does a profile fit into memory, and does its KV cache hold one whole request? Arithmetic on bytes and tokens."""
+"""Can a profile's engine run on its target at all: features, formats, context, and the node's memory on a CPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serving.catalog.model import Catalog, Profile
+from serving.catalog.hardware import Feature
+from serving.catalog.memory import device_memory_of, kv_format_of, load_of, loaded_bytes
+from serving.catalog.model import Catalog, Profile, Target
+from serving.catalog.parallel import accelerators
+from serving.catalog.shape import Shape
 from serving.catalog.vocabulary import size_bytes
+from serving.core.errors import ConfigurationError
 
 GIGABYTE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The bytes that a profile's engine takes when its KV cache is full."""
+    """The bytes that a profile's engine takes of its node's memory when its KV cache is full (CPU targets)."""
 
     weights_bytes: int
     kv_bytes: int
@@ -27,9 +32,9 @@ class Fit:
         if self.needed_bytes <= available_bytes:
             return None
         return (
-            f"needs {_gigabytes(self.needed_bytes)} of memory ({_gigabytes(self.weights_bytes)} weights, "
-            f"{_gigabytes(self.kv_bytes)} KV cache, {_gigabytes(self.overhead_bytes)} besides) and "
-            f"{_gigabytes(available_bytes)} are free; free some or lower kv-cache-memory-bytes in the profile"
+            f"needs {gigabytes(self.needed_bytes)} of memory ({gigabytes(self.weights_bytes)} weights, "
+            f"{gigabytes(self.kv_bytes)} KV cache, {gigabytes(self.overhead_bytes)} besides) and "
+            f"{gigabytes(available_bytes)} are free; free some or lower kv-cache-memory-bytes in the profile"
         )
 
 
@@ -40,17 +45,13 @@ def fit(catalog: Catalog, profile: Profile) -> Fit:
     """
     checkpoint = catalog.models[profile.model].checkpoints[profile.checkpoint]
     kv_bytes = size_bytes(profile.arguments.get("kv-cache-memory-bytes")) or request_kv_bytes(catalog, profile)
-    return Fit(weights_bytes=checkpoint.weights_bytes, kv_bytes=kv_bytes, overhead_bytes=profile.memory.overhead_bytes)
+    return Fit(weights_bytes=loaded_bytes(checkpoint), kv_bytes=kv_bytes, overhead_bytes=profile.memory.overhead_bytes)
 
 
 def request_kv_bytes(catalog: Catalog, profile: Profile) -> int:
-    """Bytes of KV cache that one request of the longest length takes."""
-    model = catalog.models[profile.model]
-    dtype = str(profile.arguments.get("kv-cache-dtype", "auto"))
-    per_token = model.kv_bytes_per_token.get("fp8" if dtype.startswith("fp8") else "bf16")
-    if per_token is None:
-        per_token = max(model.kv_bytes_per_token.values())
-    return per_token * context_tokens(catalog, profile)
+    """Bytes of KV cache that one request of the longest length takes, all accelerators together but for copies."""
+    shape = catalog.models[profile.model].shape
+    return shape.request_kv_bytes(context_tokens(catalog, profile), kv_format_of(profile))
 
 
 def context_tokens(catalog: Catalog, profile: Profile) -> int:
@@ -59,24 +60,68 @@ def context_tokens(catalog: Catalog, profile: Profile) -> int:
 
 
 def shape_problems(catalog: Catalog, profile: Profile) -> list[str]:
-    """What is wrong with a profile on any machine: context, KV cache and weight format against model and target."""
+    """What keeps a profile from running on any machine of its target. A target that cannot run the model says only that."""
     model, target = catalog.models[profile.model], catalog.targets[profile.target]
+    hopeless = feature_problem(model.shape, target) or format_problem(catalog, profile)
+    if hopeless:
+        return [hopeless]
     problems = []
+    kv_format = kv_format_of(profile)
+    if kv_format not in target.kv_formats:
+        able = " or ".join(target.kv_formats)
+        problems.append(f"arguments.kv-cache-dtype: {target.name} keeps no KV cache in {kv_format}; leave it out, for {able}")
     context = context_tokens(catalog, profile)
     if context > model.max_context_tokens:
-        problems.append(f"arguments.max-model-len: {context} is more than the {model.max_context_tokens} tokens of {model.name}")
-    kv_bytes = size_bytes(profile.arguments.get("kv-cache-memory-bytes"))
-    needed = request_kv_bytes(catalog, profile)
-    if kv_bytes is not None and kv_bytes < needed:
         problems.append(
-            f"arguments.kv-cache-memory-bytes: {kv_bytes} cannot hold one request of {context} tokens; at least {needed}"
+            f"arguments.max-model-len: {context} is more than the {model.max_context_tokens} tokens of {model.name}; lower it"
         )
-    weight_format = model.checkpoints[profile.checkpoint].format
-    if weight_format not in target.native_formats:
-        formats = ", ".join(target.native_formats)
-        problems.append(f"checkpoint: {weight_format} has no real kernels on {target.name}; it has them for {formats}")
-    return problems
+    return problems + [problem for problem in (_memory_problem(catalog, profile),) if problem]
 
 
-def _gigabytes(amount_bytes: int) -> str:
+def feature_problem(shape: Shape, target: Target) -> str | None:
+    """What the model needs and the engine lacks on the target, as a problem of the field `target`."""
+    needed: dict[Feature, bool] = {"sparse-attention": shape.sparse, "latent-attention": shape.kv_is_replicated}
+    for feature in (feature for feature, wanted in needed.items() if wanted and feature in target.unsupported):
+        why = target.unsupported[feature]
+        return f"target: {target.name} has no {feature.replace('-', ' ')}, which the model needs: {why}; choose another target"
+    return None
+
+
+def format_problem(catalog: Catalog, profile: Profile) -> str | None:
+    """Weights that the target cannot compute with, or only by emulation and without the profile's consent."""
+    target = catalog.targets[profile.target]
+    weight_format = catalog.models[profile.model].checkpoints[profile.checkpoint].format
+    entry = target.formats[weight_format]
+    why = f" ({entry.why})" if entry.why else ""
+    others = f"choose a checkpoint in {' or '.join(target.real_formats())}"
+    if entry.support == "refused":
+        return f"checkpoint: {weight_format} is refused on {target.name}{why}; {others}"
+    if entry.support == "emulated" and not profile.allow_emulation:
+        return f"checkpoint: {weight_format} is only emulated on {target.name}{why}; {others}, or set allow_emulation: true"
+    return None
+
+
+def gigabytes(amount_bytes: float) -> str:
     return f"{amount_bytes / GIGABYTE:.1f} GB"
+
+
+def _memory_problem(catalog: Catalog, profile: Profile) -> str | None:
+    """One request of the longest length must have room. How large the machine is matters only where the target says it."""
+    model, target = catalog.models[profile.model], catalog.targets[profile.target]
+    context = context_tokens(catalog, profile)
+    try:
+        accelerators(profile, target)
+        device = device_memory_of(model, profile, target)
+    except ConfigurationError:
+        return None  # said by whoever counts the accelerators
+    if not device.missing_bytes:
+        return None
+    if load_of(model, profile, target).kv_bytes is not None:
+        needed = request_kv_bytes(catalog, profile)
+        return (
+            f"arguments.kv-cache-memory-bytes: {device.kv_bytes} cannot hold one request of {context} tokens; at least {needed}"
+        )
+    return (
+        f"arguments: one request of {context} tokens lacks {gigabytes(device.missing_bytes)} on each accelerator of "
+        f"{target.name}; `serving plan {profile.name}` says what would make it fit"
+    )

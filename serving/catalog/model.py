@@ -11,21 +11,22 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-EngineBuild = Literal["cpu", "rocm", "cuda"]
-Format = Literal["bf16", "int8", "int4", "fp8", "mxfp4", "nvfp4"]
-Status = Literal["untested", "simulated", "measured"]
+from serving.catalog.engine_names import EngineImage, EngineImages, Flag, FlagName, Removed, VariableName, Vocabulary
+from serving.catalog.evidence import Anchor, Assumed, Comparison, Speculation
+from serving.catalog.hardware import Nodes, Target, Toleration
+from serving.catalog.records import Bytes, Count, EngineBuild, Format, Name, NotNegative, Positive, Record, Status, Text
+from serving.catalog.shape import Shape
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
-Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
-Bytes = Annotated[int, Field(ge=1)]
+__all__ = [
+    "Catalog", "Checkpoint", "DirectorySource", "EngineBuild", "EngineImage", "EngineImages", "Flag", "Format", "Host",
+    "HubSource", "Memory", "Model", "Nodes", "Profile", "PublishedSource", "Record", "Removed", "Simulation", "Source", "Target",
+    "Toleration", "Vocabulary", "WheelSource",
+]  # fmt: skip
+
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-FlagName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
-VariableName = Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]
-
 
 ENGINE_KEY = "is a secret; leave it out and set SERVING_ENGINE_SECRET_FILE, so that the engine's guard asks for it"
 HUB_TOKEN = "is a secret; leave it out and set HF_TOKEN in the environment of the process"
@@ -33,66 +34,6 @@ SECRET_ARGUMENTS = {"api-key": ENGINE_KEY, "hf-token": HUB_TOKEN}
 SECRET_VARIABLES = {"VLLM_API_KEY": ENGINE_KEY, "HF_TOKEN": HUB_TOKEN}
 """What would be a secret in a file, and on a command line that each user of the machine can read."""
 POSITIVE_ARGUMENTS = ("max-num-seqs", "max-num-batched-tokens", "max-model-len")
-
-
-class Record(BaseModel):
-    """Base of everything read from a catalog file: frozen, no unknown keys, no silent conversion of types."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Toleration(Record):
-    """A taint that engines of a target put up with, as Kubernetes spells it."""
-
-    key: Text
-    operator: Literal["Exists", "Equal"]
-    value: Text | None = None
-    effect: Literal["NoSchedule", "NoExecute", "PreferNoSchedule"] | None = None
-
-
-class Nodes(Record):
-    """How Kubernetes knows the nodes of a target."""
-
-    resource: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[a-z0-9.-]+$")] | None
-    """What the device plugin counts, one for each accelerator; None where the engine takes CPU and memory only."""
-    selector: dict[Text, str]
-    """Labels that all of these nodes carry and no others."""
-    tolerations: tuple[Toleration, ...] = ()
-
-
-class Pod(Record):
-    """What an engine's pod needs on a target beyond its resources."""
-
-    supplemental_groups: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Group ids that open the device files to an engine that is not root."""
-    capabilities: tuple[Text, ...] = ()
-    waits_for_memory: bool = False
-    """Whether the memory of accelerators is given back some time after an engine has gone, so that the next one must wait."""
-
-
-class Target(Record):
-    """A kind of hardware. `None` stands for a figure that has no public source or that the user must give."""
-
-    name: Name
-    description: Text
-    vendor: Literal["amd", "nvidia"]
-    engine_build: EngineBuild
-    """Which build of vLLM drives it."""
-    accelerators_per_node: Count
-    """GPUs of a node; for a CPU target the sockets."""
-    required_cpu_flags: tuple[Text, ...] = ()
-    """Names as in the `flags` line of /proc/cpuinfo; without one of them the engine is refused."""
-    memory_bytes: Bytes | None = None
-    """Of one accelerator; `None` on a CPU target, where it is the machine's own."""
-    memory_bandwidth_bytes_per_second: Count | None = None
-    """Of one accelerator."""
-    native_formats: tuple[Format, ...]
-    """Weight formats with real kernels here; others are emulated or refused."""
-    power_watts: Count | None = None
-    """Highest rated power of one accelerator."""
-    price_dollars_per_node_hour: Annotated[float, Field(gt=0)] | None = None
-    nodes: Nodes
-    pod: Pod = Pod()
 
 
 class DirectorySource(Record):
@@ -125,14 +66,29 @@ class WheelSource(Record):
     download_bytes: Bytes
 
 
-Source = Annotated[DirectorySource | HubSource | WheelSource, Field(discriminator="kind")]
+class PublishedSource(Record):
+    """A repository of a hub of which no commit is pinned here: named, and not fetched by itself."""
+
+    kind: Literal["published"]
+    repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+
+
+Source = Annotated[DirectorySource | HubSource | WheelSource | PublishedSource, Field(discriminator="kind")]
 
 
 class Checkpoint(Record):
     """The weights of a model in one format and where they come from, in the order of preference."""
 
     format: Format
+    """Of what most bytes are in: with experts, that of the routed ones."""
+    rest_format: Format | None = None
+    """Of everything but routed experts; left out: the same."""
     weights_bytes: Bytes
+    """Of the files."""
+    unloaded_bytes: Annotated[int, Field(ge=0)] = 0
+    """Of these: what the engine does not keep, as an output embedding that repeats the tied one."""
+    size_source: Text | None = None
+    """Where `weights_bytes` comes from, if it is no file size that is checked."""
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
 
 
@@ -142,37 +98,36 @@ class Model(Record):
     name: Name
     description: Text
     licence: Text
+    licence_gate: Text | None = None
+    """What has to be done before the weights can be had at all."""
     architecture: Text
     """vLLM's class name, as in `architectures` of config.json."""
     parameters: Count
-    layers: Count
-    kv_heads: Count
-    head_size: Count
+    """As published; the shape must give the same within a hundredth."""
+    shape: Shape
     max_context_tokens: Count
-    kv_bytes_per_token: dict[Literal["bf16", "fp8"], Bytes]
-    """Over all layers, by the format of the KV cache."""
     tool_call_parser: Text | None = None
     reasoning_parser: Text | None = None
     checkpoints: Annotated[dict[Name, Checkpoint], Field(min_length=1)]
+    sources: dict[Text, Text] = Field(default_factory=dict)
+    """Where shape, parsers and sizes come from, by the name of the field."""
 
 
 class Memory(Record):
     """What the engine takes beside weights and KV cache."""
 
     overhead_bytes: Bytes
-    """Interpreter, libraries and activations of all engine processes, measured or estimated."""
+    """Of the node's memory: interpreter, libraries and, on a CPU, activations of all engine processes, measured or estimated."""
+    accelerator_overhead_bytes: Bytes | None = None
+    """Of one accelerator's memory beside weights and KV cache, where somebody measured it; left out: estimated from the shape."""
 
 
 class Host(Record):
     """What the engine takes of its node beside accelerators and memory."""
 
     cpu_cores: Count
-    shared_memory_bytes: Bytes
-    """Room of /dev/shm, through which the engine's processes talk; part of the memory."""
-
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    shared_memory_bytes: Bytes | None = None
+    """Room of /dev/shm, through which the engine's processes talk; part of the memory. Left out: as the target says."""
 
 
 class Simulation(Record):
@@ -220,9 +175,18 @@ class Profile(Record):
     """Key of the model's `checkpoints`."""
     status: Status
     engine_version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
-    arguments: dict[FlagName, JsonValue] = {}
+    arguments: dict[FlagName, JsonValue] = Field(default_factory=dict)
     """vLLM's own flag names without dashes; true is the bare flag, false is `--no-…`, lists and mappings as vLLM wants."""
-    environment: dict[VariableName, str] = {}
+    environment: dict[VariableName, str] = Field(default_factory=dict)
+    nodes_per_engine: Count = 1
+    allow_emulation: bool = False
+    """Consent to a weight format that the target only emulates."""
+    elastic: bool = False
+    """Whether nodes of this profile are given back when they idle, so that routing counts their price."""
+    speculation: Speculation | None = None
+    anchors: tuple[Anchor, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    assumed: Assumed | None = None
     memory: Memory
     host: Host
     simulation: Simulation | None = None
@@ -244,61 +208,24 @@ class Profile(Record):
         return self
 
     @model_validator(mode="after")
+    def _anchors_by_name(self) -> Profile:
+        names = [anchor.name for anchor in self.anchors]
+        if len(set(names)) != len(names):
+            raise ValueError("anchors: two have the same name")
+        wanted = [("assumed", self.assumed.anchor)] if self.assumed else []
+        wanted += [(f"comparisons.{place}", entry.anchor) for place, entry in enumerate(self.comparisons)]
+        for field, name in wanted:
+            if name is not None and name not in names:
+                raise ValueError(f"{field}.anchor: {name!r} is not among the anchors; there are: {', '.join(names) or 'none'}")
+        return self
+
+    @model_validator(mode="after")
     def _positive(self) -> Profile:
         for flag in POSITIVE_ARGUMENTS:
             value = self.arguments.get(flag)
             if isinstance(value, int | str) and re.fullmatch(r"-\d+|0+", str(value)):
                 raise ValueError(f"arguments.{flag}: must be 1 or more, not {value!r}")
         return self
-
-
-class EngineImage(Record):
-    """vLLM's official image of one version and build."""
-
-    version: Text
-    build: EngineBuild
-    registry: Text
-    repository: Text
-    tag: Text
-    digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
-    """None while nobody has looked it up; the tag is then taken, which its owner may move."""
-
-
-class EngineImages(Record):
-    """All images, one for each version and build."""
-
-    images: tuple[EngineImage, ...]
-
-
-class Flag(Record):
-    """One command-line flag of an engine version."""
-
-    kind: Literal["boolean", "switch", "integer", "number", "size", "text", "json"]
-    """boolean has a `--no-` form, switch has none; size is an integer that may end in k, m, g, t (decimal) or K, M, G, T."""
-    choices: tuple[str | int, ...] = ()
-    many: bool = False
-    """Takes several values after one flag."""
-    repeated: bool = False
-    """Takes one value and is given several times."""
-    aliases: tuple[str, ...] = ()
-
-
-class Vocabulary(Record):
-    """The names that one engine version understands: a snapshot made from the engine itself."""
-
-    engine: Literal["vllm"]
-    version: Text
-    flags: dict[str, Flag]
-    environment: frozenset[str]
-    metrics: dict[str, Literal["counter", "gauge", "histogram", "unknown"]]
-    """Names as in the engine's source; a counter's sample ends in `_total` even where the name does not."""
-
-
-class Removed(Record):
-    """Names that the engine once had, with what stands in their place (a sentence without a full stop)."""
-
-    flags: dict[FlagName, Text]
-    environment: dict[VariableName, Text]
 
 
 class Catalog(Record):

@@ -8,7 +8,8 @@ from typing import Any
 
 from serving import __version__
 from serving.catalog.argv import OURS
-from serving.catalog.model import Catalog, HubSource, Profile, Target
+from serving.catalog.model import Catalog, HubSource, Profile, PublishedSource, Target
+from serving.catalog.parallel import PARALLEL_ARGUMENTS, accelerators
 
 FILES_FOLDER = PurePosixPath("/etc/serving/engine")
 """Where the guard and the programs of a pod are mounted."""
@@ -17,7 +18,6 @@ WEIGHTS_VOLUME = PurePosixPath("/weights")
 HOME = "/home/engine"
 """A volume: the image's own file system is read-only. Everything that engines compile and keep lies below it."""
 
-PARALLEL_ARGUMENTS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 RANK_ARGUMENTS = ("nnodes", "node-rank", "master-addr", "master-port", "headless")
 MASTER_PORT = "29501"
 LEADER_ADDRESS = "$(LWS_LEADER_ADDRESS)"
@@ -33,12 +33,6 @@ PRE_STOP_SECONDS = 10
 """An engine serves on for so long after it was told to stop: until gateways have heard that it leaves."""
 STOP_MARGIN_SECONDS = 15
 """Beyond the engine's own time to finish requests, until Kubernetes kills it."""
-
-
-def nodes(profile: Profile) -> int:
-    """How many nodes one engine spans: the profile's `nnodes`."""
-    count = profile.arguments.get("nnodes", 1)
-    return count if isinstance(count, int) else 1
 
 
 def with_ranks(argv: tuple[str, ...], node_count: int, rank: int) -> tuple[str, ...]:
@@ -57,20 +51,23 @@ def owned_flags() -> list[str]:
 
 
 def weights_folder(profile: Profile) -> str:
-    """The folder of a checkpoint in a volume that many pools may share."""
+    """The folder of a checkpoint in a volume that many pools may share; behind it comes the revision."""
     return f"models/{profile.model}-{profile.checkpoint}"
 
 
 def fetch(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:
-    """How the weights come into their volume; None where the checkpoint is on no hub."""
+    """How the weights come into their volume; None where the checkpoint is on no hub. `revision` is None where none is pinned."""
     checkpoint = catalog.models[profile.model].checkpoints[profile.checkpoint]
-    hub = next((source for source in checkpoint.sources if isinstance(source, HubSource)), None)
+    hub = next((source for source in checkpoint.sources if isinstance(source, HubSource | PublishedSource)), None)
     if hub is None:
         return None
-    files = [f"{name}={digest}" for name, digest in sorted(hub.sha256_by_file.items())]
-    folder = str(WEIGHTS_VOLUME / weights_folder(profile))
+    revision, digests = (hub.revision, hub.sha256_by_file) if isinstance(hub, HubSource) else (None, {})
     return {
-        "argv": ["python3", str(FILES_FOLDER / "fetch_model.py"), hub.repository, hub.revision, folder, *files],
+        "program": ["python3", str(FILES_FOLDER / "fetch_model.py")],
+        "repository": hub.repository,
+        "revision": revision,
+        "volume": str(WEIGHTS_VOLUME),
+        "files": [f"{name}={digest}" for name, digest in sorted(digests.items())],
         "environment": {"HF_HUB_DISABLE_TELEMETRY": "1", "HOME": HOME},
         "seconds": load_seconds(catalog, profile),
     }
@@ -113,9 +110,11 @@ def budgets(catalog: Catalog, profile: Profile, argv: tuple[str, ...]) -> dict[s
     }
 
 
-def security(target: Target) -> dict[str, Any]:
-    """What the pod gets beyond the restricted Pod Security profile, and groups, which it allows."""
-    return {"supplementalGroups": list(target.pod.supplemental_groups), "capabilities": list(target.pod.capabilities)}
+def device(profile: Profile, target: Target) -> dict[str, Any] | None:
+    """What the device plugin counts, and how many of it each pod of an engine takes."""
+    if target.nodes.resource is None:
+        return None
+    return {"resource": target.nodes.resource, "count": accelerators(profile, target) // profile.nodes_per_engine}
 
 
 def concurrency(profile: Profile) -> int | None:

@@ -5,6 +5,7 @@ Pure, like the command that it holds. `engine_in_image` is also what `serving en
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,22 +14,22 @@ from serving.catalog.argv import EngineCommand, contradictions, engine_command, 
 from serving.catalog.fit import fit, shape_problems
 from serving.catalog.load import find_profile
 from serving.catalog.model import Catalog, EngineImage, Profile, Target
+from serving.catalog.parallel import accelerators
 from serving.catalog.pod import (
     FILES_FOLDER,
     HOME,
-    PARALLEL_ARGUMENTS,
     budgets,
     concurrency,
+    device,
     fetch,
     hardened_image,
-    nodes,
     owned_flags,
-    security,
     simulation,
     wait,
     weights_folder,
     with_ranks,
 )
+from serving.catalog.speed import priors_of
 from serving.catalog.vocabulary import check
 from serving.core.errors import ConfigurationError
 
@@ -63,7 +64,7 @@ def engine_in_image(catalog: Catalog, profile_name: str, rank: int = 0) -> Engin
         launcher="command",
         program="vllm",
     )
-    argv = with_ranks(command.argv, nodes(profile), rank)
+    argv = with_ranks(command.argv, profile.nodes_per_engine, rank)
     command = EngineCommand(argv, POD_ENVIRONMENT | command.environment)
     return guarded(command, FILES_FOLDER)
 
@@ -87,27 +88,29 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
         "image": find_image(catalog, profile).model_dump(mode="json", include={"registry", "repository", "tag", "digest"}),
         "hardened": hardened_image(profile, target),
         "argv": list(command.argv),
-        "worker_argv": list(engine_in_image(catalog, profile_name, rank=1).argv) if nodes(profile) > 1 else None,
+        "worker_argv": list(engine_in_image(catalog, profile_name, rank=1).argv) if profile.nodes_per_engine > 1 else None,
         "owned_flags": owned_flags(),
         "environment": dict(sorted(command.environment.items())),
         "port": PORT,
         "fetch": fetch(catalog, profile),
-        "wait": wait(target),
-        "simulation": simulation(profile, PORT),
         "weights_folder": weights_folder(profile),
         "weights_bytes": catalog.models[profile.model].checkpoints[profile.checkpoint].weights_bytes,
+        "wait": wait(target),
+        "simulation": simulation(profile, PORT),
         "resources": _resources(catalog, profile, target),
-        "shared_memory_bytes": profile.host.shared_memory_bytes,
+        "shared_memory_bytes": shared_memory_bytes(profile, target),
+        "supplementalGroups": list(target.pod.supplemental_groups),
+        "capabilities": list(target.pod.capabilities),
         "nodeSelector": target.nodes.selector,
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in target.nodes.tolerations],
-        "security": security(target),
         "budgets": budgets(catalog, profile, command.argv),
         "concurrency": concurrency(profile),
-        "nodes": nodes(profile),
+        "device": device(profile, target),
         "accelerators": accelerators(profile, target),
-        "device": _device(profile, target),
         "accelerators_per_node": target.accelerators_per_node,
-        "price_dollars_per_node_hour": target.price_dollars_per_node_hour,
+        "nodes_per_engine": profile.nodes_per_engine,
+        "price_dollars_per_node_hour": _node_price(target),
+        "priors": _priors(catalog, profile),
     }
 
 
@@ -128,41 +131,28 @@ def find_image(catalog: Catalog, profile: Profile) -> EngineImage:
     )
 
 
-def accelerators(profile: Profile, target: Target) -> int:
-    """How many accelerators one engine takes, on all of its nodes.
-
-    Raises:
-        ConfigurationError: more than its nodes have, or not the same number on each.
-    """
-    sizes = {name: profile.arguments.get(name, 1) for name in PARALLEL_ARGUMENTS}
-    for name, size in sizes.items():
-        if not isinstance(size, int):
-            raise ConfigurationError(f"profile {profile.name}: arguments.{name}: must be a whole number, not {size!r}")
-    count = math.prod(size for size in sizes.values() if isinstance(size, int))
-    node_count = nodes(profile)
-    product = f"profile {profile.name}: arguments: {' × '.join(PARALLEL_ARGUMENTS)} is {count}"
-    if count > target.accelerators_per_node * node_count:
-        have = "a node" if node_count == 1 else f"{node_count} nodes"
-        raise ConfigurationError(
-            f"{product}, and {have} of {target.name} has {target.accelerators_per_node * node_count} accelerators"
-        )
-    if count % node_count:
-        raise ConfigurationError(f"{product}, which does not divide among the {node_count} nodes of nnodes")
-    return count
+def shared_memory_bytes(profile: Profile, target: Target) -> int:
+    """Room of /dev/shm, which counts as memory of the pod."""
+    return profile.host.shared_memory_bytes or target.pod.shared_memory_bytes
 
 
-def _device(profile: Profile, target: Target) -> dict[str, Any] | None:
-    """What the device plugin counts, and how many of it each pod of an engine takes."""
-    if target.nodes.resource is None:
+def _node_price(target: Target) -> float | None:
+    return round(target.price.dollars_per_accelerator_hour * target.accelerators_per_node, 4) if target.price else None
+
+
+def _priors(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:
+    """None where the target's rates are not published, so that nothing can be said before an engine has run."""
+    try:
+        return dataclasses.asdict(priors_of(catalog, profile))
+    except ConfigurationError:
         return None
-    return {"resource": target.nodes.resource, "count": accelerators(profile, target) // nodes(profile)}
 
 
 def _resources(catalog: Catalog, profile: Profile, target: Target) -> dict[str, dict[str, Any]]:
     """Memory is promised whole, since an engine takes what it takes. CPU time has no ceiling: a throttled engine stutters."""
     # On a CPU the weights and the KV cache lie in the node's memory; elsewhere in the accelerator's own.
     needed = fit(catalog, profile).needed_bytes if target.engine_build == "cpu" else profile.memory.overhead_bytes
-    memory = f"{math.ceil((needed + profile.host.shared_memory_bytes) / 2**20)}Mi"
-    device = _device(profile, target)
-    devices = {device["resource"]: device["count"]} if device else {}
+    memory = f"{math.ceil((needed + shared_memory_bytes(profile, target)) / 2**20)}Mi"
+    counted = device(profile, target)
+    devices = {counted["resource"]: counted["count"]} if counted else {}
     return {"requests": {"cpu": profile.host.cpu_cores, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}

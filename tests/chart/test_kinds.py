@@ -24,9 +24,9 @@ DEFINITIONS = Path(__file__).with_name("definitions")
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_kinds_and_fields_are_those_of_kubernetes(mixed_chart: Path, values: dict[str, Any], version: str) -> None:
+def test_kinds_and_fields_are_those_of_kubernetes(values: dict[str, Any], version: str) -> None:
     helm = Helm("helm-3" if version == "1.28.0" else "helm-4")
-    objects = helm.template(values, "--kube-version", version, chart=mixed_chart)
+    objects = helm.template(values, "--kube-version", version)
     assert objects
     for each in objects:
         if each["kind"] not in CUSTOM:
@@ -82,19 +82,19 @@ def check(custom: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_custom_resources_are_those_of_their_operators(helm_4: Helm, mixed_chart: Path, values: dict[str, Any]) -> None:
-    for each in helm_4.template(values, chart=mixed_chart):
+def test_custom_resources_are_those_of_their_operators(helm_4: Helm, values: dict[str, Any]) -> None:
+    for each in helm_4.template(values):
         if each["kind"] in CUSTOM:
             check(each)
 
 
-def test_the_matrix_has_all_custom_resources(helm_4: Helm, mixed_chart: Path) -> None:
-    rendered = [helm_4.template(VALUES[name], chart=mixed_chart) for name in ("entries", "mixed and scaled", "monitoring")]
+def test_the_matrix_has_all_custom_resources(helm_4: Helm) -> None:
+    rendered = [helm_4.template(VALUES[name]) for name in ("entries", "mixed and scaled", "monitoring")]
     assert {each["kind"] for objects in rendered for each in objects} >= set(CUSTOM)
 
 
-def test_a_wrong_field_of_a_group_would_be_seen(helm_4: Helm, mixed_chart: Path) -> None:
-    group = only(helm_4.template(VALUES["mixed pools"], chart=mixed_chart), "LeaderWorkerSet", "-nodes")
+def test_a_wrong_field_of_a_group_would_be_seen(helm_4: Helm) -> None:
+    group = only(helm_4.template(VALUES["mixed"]), "LeaderWorkerSet", "-h100")
     check(group)
     group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]["argz"] = []
     with pytest.raises(kubernetes_validate.ValidationError, match="argz"):

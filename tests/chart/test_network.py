@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,31 +53,31 @@ def labels(objects: list[dict[str, Any]], kind: str, name: str, part: int = 0) -
 
 
 @pytest.fixture
-def objects(helm_4: Helm, mixed_chart: Path) -> list[dict[str, Any]]:
-    return helm_4.template({"pools": MIXED_POOLS}, chart=mixed_chart)
+def objects(helm_4: Helm) -> list[dict[str, Any]]:
+    return helm_4.template({"pools": MIXED_POOLS})
 
 
 def test_gateways_reach_engines_and_nobody_else_does(objects: list[dict[str, Any]]) -> None:
     network = Network(objects)
     gateway = labels(objects, "Deployment", "-gateway")
-    engines = {name: labels(objects, kind, f"-{name}") for name, kind in (("amd", "Deployment"), ("cpu", "Deployment"))}
+    engines = {name: labels(objects, kind, f"-{name}") for name, kind in (("mi355x", "Deployment"), ("epyc", "Deployment"))}
     for engine in engines.values():
         assert network.allows("egress", gateway, "http", labels=engine)
         assert network.allows("ingress", engine, "http", labels=gateway)
         assert network.allows("ingress", engine, "http", namespace=MONITORING)
         assert not network.allows("ingress", engine, "http", namespace={"kubernetes.io/metadata.name": "default"})
         assert not network.allows("ingress", engine, 22, labels=gateway)
-    assert not network.allows("ingress", engines["amd"], "http", labels=engines["cpu"])
-    assert not network.allows("egress", engines["amd"], "http", labels=engines["cpu"])
-    assert not network.allows("ingress", engines["cpu"], "http", labels={"app": "another"})
+    assert not network.allows("ingress", engines["mi355x"], "http", labels=engines["epyc"])
+    assert not network.allows("egress", engines["mi355x"], "http", labels=engines["epyc"])
+    assert not network.allows("ingress", engines["epyc"], "http", labels={"app": "another"})
 
 
 def test_the_ranks_of_an_engine_talk_to_each_other(objects: list[dict[str, Any]]) -> None:
     network = Network(objects)
-    leader, worker = (labels(objects, "LeaderWorkerSet", "-nodes", part) for part in (0, 1))
+    leader, worker = (labels(objects, "LeaderWorkerSet", "-h100", part) for part in (0, 1))
     for one, other in ((leader, worker), (worker, leader)):
         assert network.allows("egress", one, 29501, labels=other) and network.allows("ingress", other, 29501, labels=one)
-    assert not network.allows("ingress", worker, 29501, labels=labels(objects, "Deployment", "-nvidia"))
+    assert not network.allows("ingress", worker, 29501, labels=labels(objects, "Deployment", "-b200"))
 
 
 def test_engines_reach_the_hub_only_where_they_fetch(helm_4: Helm) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chart.conftest import MIXED_POOLS, VALUES
+from tests.chart.conftest import COMMIT, MIXED_POOLS, VALUES, altered_chart
 from tests.doubles.tools import CHART, Helm, Refused, container, only, pod_templates, pods, rendered_profile
 
 pytestmark = pytest.mark.chart
 POOL = {"name": "cpu", "profile": "smollm2-135m-cpu"}
+DIGEST = rendered_profile("glm-5.2-mxfp4-mi355x")["image"]["digest"]
 
 
 def pod(objects: list[dict[str, Any]], name: str, kind: str = "Deployment") -> dict[str, Any]:
@@ -21,9 +21,8 @@ def pod(objects: list[dict[str, Any]], name: str, kind: str = "Deployment") -> d
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_every_pod_is_restricted(helm_4: Helm, mixed_chart: Path, values: dict[str, Any]) -> None:
-    """But for the capabilities that a target names, and folders of nodes that a pool names."""
-    found = pods(helm_4.template(values, chart=mixed_chart))
+def test_every_pod_is_restricted(helm_4: Helm, values: dict[str, Any]) -> None:
+    found = pods(helm_4.template(values))
     assert found
     ids = {"runAsUser": 2000, "runAsGroup": 0, "fsGroup": 2000} if "security" not in values else {}
     for spec in found:
@@ -39,8 +38,11 @@ def test_every_pod_is_restricted(helm_4: Helm, mixed_chart: Path, values: dict[s
         }
         for each in [*spec["containers"], *spec.get("initContainers", [])]:
             rights = dict(each["securityContext"])
-            assert rights.pop("capabilities") in ({"drop": ["ALL"]}, {"drop": ["ALL"], "add": ["IPC_LOCK"]})
-            assert rights == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+            assert rights == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
             assert each["resources"]["requests"] and each["resources"]["limits"]
             assert (
                 not {mount["mountPath"] for mount in each["volumeMounts"]} & {"/", "/etc", "/usr"}
@@ -49,76 +51,92 @@ def test_every_pod_is_restricted(helm_4: Helm, mixed_chart: Path, values: dict[s
             )
 
 
-def test_exceptions_are_named_with_their_reason(helm_4: Helm, mixed_chart: Path) -> None:
+def test_exceptions_are_named_with_their_reason(helm_4: Helm, tmp_path: Path) -> None:
+    chart = altered_chart(tmp_path, "glm-5.2-nvfp4-b200", lambda profile: profile.update(capabilities=["IPC_LOCK"]))
     pools = [
-        {"name": "nvidia", "profile": "nvidia-test"},
+        {"name": "b200", "profile": "glm-5.2-nvfp4-b200", "revision": COMMIT},
         {**POOL, "weights": {"node": {"path": "/m"}}, "compiled": {"node": {"path": "/c"}}},
         {**POOL, "name": "plain"},
     ]
-    objects = helm_4.template({"pools": pools}, chart=mixed_chart)
+    objects = helm_4.template({"pools": pools}, chart=chart)
+    assert container(only(objects, "Deployment", "-b200"))["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["IPC_LOCK"],
+    }
     said = {
         name: pod_templates(only(objects, "Deployment", f"-{name}"))[0]["metadata"]["annotations"].get(
             "serving/security-exceptions"
         )
-        for name in ("nvidia", "cpu", "plain")
+        for name in ("b200", "cpu", "plain")
     }
     assert said == {
-        "nvidia": "capability IPC_LOCK, which the target nvidia-test needs",
+        "b200": "capability IPC_LOCK, which the target cuda-b200 needs",
         "cpu": "hostPath, since weights are on the node; hostPath, since compiled is on the node",
         "plain": None,
     }
 
 
-def test_accelerators_are_chosen_by_the_profile(helm: Helm, mixed_chart: Path) -> None:
-    objects = helm.template({"pools": MIXED_POOLS}, chart=mixed_chart)
-    for pool, resource, image in (("amd", "amd.com/gpu", "made-up/rocm"), ("nvidia", "nvidia.com/gpu", "made-up/cuda")):
-        workload = only(objects, "Deployment", f"-{pool}")
-        engine, spec = container(workload), pod(objects, f"-{pool}")
-        assert engine["resources"]["limits"][resource] == engine["resources"]["requests"][resource] == 8
-        assert engine["image"] == f"docker.io/{image}@sha256:{'a' * 64}"
-        assert spec["tolerations"] == [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
+def test_accelerators_are_chosen_by_the_profile(helm: Helm) -> None:
+    objects = helm.template({"pools": MIXED_POOLS})
+    for pool in MIXED_POOLS:
+        name, profile = pool["name"], rendered_profile(str(pool["profile"]))
+        kind = "Deployment" if profile["nodes_per_engine"] == 1 else "LeaderWorkerSet"
+        engine, spec = container(only(objects, kind, f"-{name}")), pod(objects, f"-{name}", kind)
+        device = profile["device"]
+        if device:
+            resource = device["resource"]
+            assert engine["resources"]["limits"][resource] == engine["resources"]["requests"][resource] == device["count"] == 8
+            assert spec["tolerations"] == [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
+        else:
+            assert set(engine["resources"]["limits"]) == {"memory"} and "tolerations" not in spec
+        assert spec["nodeSelector"] == profile["nodeSelector"]
+        assert profile["image"]["repository"] in engine["image"]
         shm = next(v for v in spec["volumes"] if v["name"] == "shm")
-        assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": str(2**33)}
-    cpu = only(objects, "Deployment", "-cpu")
-    assert set(container(cpu)["resources"]["limits"]) == {"memory"}
-    assert "--kv-cache-memory-bytes" in container(cpu)["command"]
-    assert pod(objects, "-cpu")["nodeSelector"] == rendered_profile("smollm2-135m-cpu")["nodeSelector"]
+        assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": str(profile["shared_memory_bytes"])}
+    assert "--kv-cache-memory-bytes" in container(only(objects, "Deployment", "-epyc"))["command"]
+    devices = {rendered_profile(str(pool["profile"]))["device"]["resource"] for pool in MIXED_POOLS[:-1]}
+    assert devices == {"amd.com/gpu", "nvidia.com/gpu"}
 
 
-def test_another_number_of_devices_is_refused(helm: Helm, mixed_chart: Path) -> None:
+def test_another_number_of_devices_is_refused(helm: Helm) -> None:
     memory = {"memory": "1Gi"}
     for limits in ({"amd.com/gpu": 6, **memory}, {"amd.com/gpu": 0, **memory}, memory):
-        pool = {"name": "amd", "profile": "amd-test", "resources": {"requests": memory, "limits": limits}}
+        pool = {
+            "name": "gpu",
+            "profile": "glm-5.2-mxfp4-mi355x",
+            "revision": COMMIT,
+            "resources": {"requests": memory, "limits": limits},
+        }
         with pytest.raises(
-            Refused, match=r"pools: amd: resources\.limits: amd\.com/gpu: must be 8, which is what the parallelism"
+            Refused, match=r"pools: gpu: resources\.limits: amd\.com/gpu: must be 8, which is what the parallelism"
         ):
-            helm.template({"pools": [pool]}, chart=mixed_chart)
+            helm.template({"pools": [pool]})
     pool["resources"] = {"limits": {"amd.com/gpu": "8", "memory": "2Gi"}}
-    helm.template({"pools": [pool]}, chart=mixed_chart)
+    helm.template({"pools": [pool]})
 
 
-def test_a_pod_waits_for_its_accelerators_where_the_profile_says_so(helm_4: Helm, mixed_chart: Path) -> None:
-    objects = helm_4.template({"pools": MIXED_POOLS}, chart=mixed_chart)
-    steps = {name: [each["name"] for each in pod(objects, f"-{name}")["initContainers"]] for name in ("amd", "nvidia", "cpu")}
-    assert steps == {"amd": ["fetch-model", "wait-for-memory"], "nvidia": ["fetch-model"], "cpu": ["fetch-model"]}
-    wait = pod(objects, "-amd")["initContainers"][1]
+def test_a_pod_waits_for_its_accelerators_where_the_profile_says_so(helm_4: Helm) -> None:
+    objects = helm_4.template({"pools": MIXED_POOLS})
+    steps = {name: [each["name"] for each in pod(objects, f"-{name}")["initContainers"]] for name in ("mi355x", "b200", "epyc")}
+    assert steps == {"mi355x": ["fetch-model", "wait-for-memory"], "b200": ["fetch-model"], "epyc": ["fetch-model"]}
+    wait = pod(objects, "-mi355x")["initContainers"][1]
     assert wait["resources"]["limits"]["amd.com/gpu"] == 8, "it must see the engine's devices"
-    assert pod(objects, "-amd")["securityContext"]["supplementalGroups"] == [44, 109]
+    assert pod(objects, "-mi355x")["securityContext"]["supplementalGroups"] == [44]
     assert wait["command"] == ["python3", "/etc/serving/engine/wait_for_memory.py", "900"]
 
 
-def test_an_engine_on_several_nodes_is_a_group(helm: Helm, mixed_chart: Path) -> None:
-    objects = helm.template({"pools": MIXED_POOLS}, chart=mixed_chart)
-    group = only(objects, "LeaderWorkerSet", "-nodes")
+def test_an_engine_on_several_nodes_is_a_group(helm: Helm) -> None:
+    objects = helm.template({"pools": MIXED_POOLS})
+    group = only(objects, "LeaderWorkerSet", "-h100")
     spec = group["spec"]
     assert (spec["replicas"], spec["leaderWorkerTemplate"]["size"]) == (2, 2)
     assert spec["rolloutStrategy"]["rollingUpdateConfiguration"] == {"maxSurge": 0, "maxUnavailable": 1}
     leader, worker = pod_templates(group)
-    service = only(objects, "Service", "-nodes")["spec"]["selector"]
+    service = only(objects, "Service", "-h100")["spec"]["selector"]
     assert service.items() <= leader["metadata"]["labels"].items() and not service.items() <= worker["metadata"]["labels"].items()
     first, other = leader["spec"]["containers"][0], worker["spec"]["containers"][0]
     assert first["resources"] == other["resources"] and first["resources"]["limits"]["nvidia.com/gpu"] == 8
-    assert first["command"] == json.loads((mixed_chart / "files/profiles/nvidia-test-2.json").read_text())["argv"]
+    assert first["command"] == rendered_profile("deepseek-r1-fp8-h100")["argv"]
     assert {"--nnodes", "--master-addr", "$(LWS_LEADER_ADDRESS)"} <= set(first["command"]) == set(first["command"])
     assert "--headless" in other["command"] and "--headless" not in first["command"]
     assert other["command"][other["command"].index("--node-rank") + 1] == "$(NODE_RANK)"
@@ -127,11 +145,9 @@ def test_an_engine_on_several_nodes_is_a_group(helm: Helm, mixed_chart: Path) ->
     assert "startupProbe" in first and not {"startupProbe", "readinessProbe", "livenessProbe", "ports"} & other.keys()
 
 
-def test_names_of_groups_leave_room_for_what_is_hung_on_them(helm_4: Helm, mixed_chart: Path) -> None:
-    pools = [{"name": f"a-name-of-22-characte{end}", "profile": "nvidia-test-2"} for end in "ab"]
-    objects = helm_4.template(
-        {"pools": pools}, chart=mixed_chart, release="a-release-whose-name-has-the-most-characters-is-53-aa"
-    )
+def test_names_of_groups_leave_room_for_what_is_hung_on_them(helm_4: Helm) -> None:
+    pools = [{"name": f"a-name-of-22-characte{end}", "profile": "deepseek-r1-fp8-h100", "revision": COMMIT} for end in "ab"]
+    objects = helm_4.template({"pools": pools}, release="a-release-whose-name-has-the-most-characters-is-53-aa")
     names = [each["metadata"]["name"] for each in objects if each["kind"] == "LeaderWorkerSet"]
     assert len(set(names)) == 2 and all(len(name) <= 45 for name in names)
 
@@ -150,8 +166,8 @@ def test_an_upgrade_needs_no_second_set_of_devices(helm_4: Helm, replicas: int, 
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_probes(helm_4: Helm, mixed_chart: Path, values: dict[str, Any]) -> None:
-    objects = helm_4.template(values, chart=mixed_chart)
+def test_probes(helm_4: Helm, values: dict[str, Any]) -> None:
+    objects = helm_4.template(values)
     for workload in (each for each in objects if each["kind"] in ("Deployment", "LeaderWorkerSet")):
         one = container(workload)
         startup, liveness, readiness = one["startupProbe"], one["livenessProbe"], one["readinessProbe"]
@@ -168,16 +184,14 @@ def test_probes(helm_4: Helm, mixed_chart: Path, values: dict[str, Any]) -> None
             assert workload["spec"]["progressDeadlineSeconds"] > budget
 
 
-def test_a_models_size_lengthens_its_start(helm_4: Helm, mixed_chart: Path) -> None:
-    path = mixed_chart / "files" / "profiles" / "smollm2-135m-cpu.json"
-    profile = json.loads(path.read_text())
-    profile["budgets"]["startup_seconds"] = 5101
-    profile["fetch"]["seconds"] = 5100
-    path.write_text(json.dumps(profile))
-    workload = only(helm_4.template({"pools": [POOL]}, chart=mixed_chart), "Deployment", "-cpu")
+def test_a_models_size_lengthens_its_start(helm_4: Helm) -> None:
+    large = rendered_profile("glm-5.2-mxfp4-mi355x")
+    seconds = large["weights_bytes"] / 100_000_000
+    assert seconds > 4000
+    workload = only(helm_4.template({"pools": MIXED_POOLS[:1]}), "Deployment", "-mi355x")
     startup = container(workload)["startupProbe"]
-    assert startup["periodSeconds"] * startup["failureThreshold"] >= 5101
-    assert workload["spec"]["progressDeadlineSeconds"] >= 5101 + 5100 + 600
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= seconds
+    assert workload["spec"]["progressDeadlineSeconds"] >= 2 * seconds, "they are fetched, and then loaded"
 
 
 @pytest.mark.parametrize(("given", "drain", "grace"), [({}, "30", 55), ({"drainSeconds": 300}, "300", 325)])
@@ -236,27 +250,27 @@ def test_fetched_weights_are_where_the_engine_looks(helm_4: Helm) -> None:
 @pytest.mark.parametrize(
     ("image", "reference"),
     [
-        ({}, "docker.io/made-up/rocm@sha256:" + "a" * 64),
-        ({"registry": "m.test"}, "m.test/made-up/rocm@sha256:" + "a" * 64),
-        ({"tag": "v2"}, "docker.io/made-up/rocm:v2"),
+        ({}, "docker.io/vllm/vllm-openai-rocm@" + DIGEST),
+        ({"registry": "m.test"}, "m.test/vllm/vllm-openai-rocm@" + DIGEST),
+        ({"tag": "v2"}, "docker.io/vllm/vllm-openai-rocm:v2"),
         ({"repository": "r/s", "tag": "v2", "digest": "sha256:" + "c" * 64}, "docker.io/r/s@sha256:" + "c" * 64),
-        ({"digest": ""}, "docker.io/made-up/rocm:v1"),
-        ({"variant": "hardened"}, "serving-engine-rocm:0.1.0-vllm0.32.0"),
+        ({"digest": ""}, "docker.io/vllm/vllm-openai-rocm:v0.31.0"),
+        ({"variant": "hardened"}, "serving-engine-rocm:0.1.0-vllm0.31.0"),
         (
             {"variant": "hardened", "registry": "m.test", "digest": "sha256:" + "c" * 64},
             "m.test/serving-engine-rocm@sha256:" + "c" * 64,
         ),
     ],
 )
-def test_a_digest_belongs_to_its_image(helm_4: Helm, mixed_chart: Path, image: dict[str, str], reference: str) -> None:
-    pool = {"name": "amd", "profile": "amd-test", "image": image}
-    assert container(only(helm_4.template({"pools": [pool]}, chart=mixed_chart), "Deployment", "-amd"))["image"] == reference
+def test_a_digest_belongs_to_its_image(helm_4: Helm, image: dict[str, str], reference: str) -> None:
+    pool = {"name": "amd", "profile": "glm-5.2-mxfp4-mi355x", "revision": COMMIT, "image": image}
+    assert container(only(helm_4.template({"pools": [pool]}), "Deployment", "-amd"))["image"] == reference
 
 
 @pytest.mark.parametrize("variant", ["official", "hardened"])
-def test_one_registry_holds_all_images(helm: Helm, mixed_chart: Path, variant: str) -> None:
+def test_one_registry_holds_all_images(helm: Helm, variant: str) -> None:
     site = {"imageRegistry": "registry.test/team", "imageVariant": variant}
-    for spec in pods(helm.template({"pools": MIXED_POOLS, "global": site}, chart=mixed_chart)):
+    for spec in pods(helm.template({"pools": MIXED_POOLS, "global": site})):
         for each in [*spec["containers"], *spec.get("initContainers", [])]:
             assert each["image"].startswith("registry.test/team/")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chart.conftest import EVERYTHING_ON, VALUES
+from tests.chart.conftest import EVERYTHING_ON, VALUES, altered_chart
 from tests.doubles.tools import CHART, Helm, Refused, container, only, pods
 
 pytestmark = pytest.mark.chart
@@ -25,8 +25,8 @@ def test_lint_and_package(helm: Helm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_both_helms_render_the_same(mixed_chart: Path, values: dict[str, Any]) -> None:
-    three, four = (Helm(name).template(values, chart=mixed_chart) for name in ("helm-3", "helm-4"))
+def test_both_helms_render_the_same(values: dict[str, Any]) -> None:
+    three, four = (Helm(name).template(values) for name in ("helm-3", "helm-4"))
     for objects in (three, four):
         for secret in (each for each in objects if each["kind"] == "Secret"):
             assert len(secret["data"].pop("engine-secret")) == 64  # 48 random characters
@@ -61,6 +61,7 @@ def test_both_helms_render_the_same(mixed_chart: Path, values: dict[str, Any]) -
         ({"pools": [{**POOL, "weights": {"claim": {"name": "m"}}}]}, "pools.0.weights.claim", "accessMode"),
         ({"pools": [{**POOL, "weights": {"node": {"path": "models"}}}]}, "pools.0.weights.node.path", "pattern"),
         ({"pools": [{**POOL, "autoscaling": {"maxReplicas": 2}}]}, "pools.0.autoscaling", "minReplicas"),
+        ({"pools": [{**POOL, "revision": "main"}]}, "pools.0.revision", "pattern"),
         ({"pools": [{**POOL, "maxUnavailable": 0}]}, "pools.0.maxUnavailable", "1"),
         ({"pools": [{**POOL, "modelVolume": {}}]}, "pools.0", "modelVolume"),
         ({"gateway": {"autoscaling": {"by": "cpu"}}}, "gateway.autoscaling.by", "one of"),
@@ -84,7 +85,11 @@ def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, 
     [
         (
             {"pools": [{**POOL, "profile": "gpt-5"}]},
-            'pools: cpu: profile: "gpt-5" is not in this chart; there are: qwen3-0.6b-cpu,',
+            'pools: cpu: profile: "gpt-5" is not in this chart; there are: deepseek-r1-fp8-h100,',
+        ),
+        (
+            {"pools": [{**POOL, "profile": "glm-5.2-mxfp4-mi355x"}]},
+            "pools: cpu: revision: is missing; the catalog pins no commit of amd/GLM-5.2-MXFP4: name one of its commits, or set",
         ),
         ({"pools": [POOL, POOL]}, 'pools: the name "cpu" is given twice'),
         ({"pools": [{**POOL, "name": "gateway"}]}, "is the gateway's own"),
@@ -136,13 +141,10 @@ def test_what_the_schema_cannot_say_is_refused_too(helm: Helm, values: dict[str,
         helm.template(values)
 
 
-def test_a_profile_without_a_hub_needs_a_volume(helm_4: Helm, mixed_chart: Path) -> None:
-    import json
-
-    path = mixed_chart / "files" / "profiles" / "smollm2-135m-cpu.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "fetch": None}))
+def test_a_profile_without_a_hub_needs_a_volume(helm_4: Helm, tmp_path: Path) -> None:
+    chart = altered_chart(tmp_path, "smollm2-135m-cpu", lambda profile: profile.update(fetch=None))
     with pytest.raises(Refused, match="fetch: the profile smollm2-135m-cpu names no hub"):
-        helm_4.template({"pools": [POOL]}, chart=mixed_chart)
+        helm_4.template({"pools": [POOL]}, chart=chart)
 
 
 def test_secrets_are_named_and_never_shown(helm_4: Helm) -> None:

@@ -17,8 +17,8 @@ KUBERNETES_LIMIT_SECONDS = 3600
 
 
 @pytest.fixture
-def scaled(helm_4: Helm, mixed_chart: Path) -> list[dict[str, Any]]:
-    return helm_4.template(VALUES["mixed and scaled"], chart=mixed_chart, namespace="ns")
+def scaled(helm_4: Helm) -> list[dict[str, Any]]:
+    return helm_4.template(VALUES["mixed and scaled"], namespace="ns")
 
 
 def test_what_is_scaled_says_no_number_of_replicas(scaled: list[dict[str, Any]]) -> None:
@@ -35,10 +35,10 @@ def test_what_is_scaled_says_no_number_of_replicas(scaled: list[dict[str, Any]])
 
 
 def test_scaling_down_waits_longer_than_a_load(scaled: list[dict[str, Any]]) -> None:
-    workload = only(scaled, "Deployment", "-cpu")
+    workload = only(scaled, "Deployment", "-epyc")
     probe = container(workload)["startupProbe"]
     load = probe["periodSeconds"] * (probe["failureThreshold"] - 1)
-    scaler = only(scaled, "ScaledObject", "-cpu")["spec"]
+    scaler = only(scaled, "ScaledObject", "-epyc")["spec"]
     down = scaler["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
     assert min(load, KUBERNETES_LIMIT_SECONDS) < down["stabilizationWindowSeconds"] <= KUBERNETES_LIMIT_SECONDS
     assert down["policies"][0]["periodSeconds"] <= 1800, "the API server takes no more"
@@ -70,13 +70,13 @@ DEMAND = """
 tests:
   - interval: 15s
     input_series:
-      - series: 'serving_running_requests{namespace="ns",pod="x-serving-gateway-a",model="MODEL",pool="cpu"}'
+      - series: 'serving_running_requests{namespace="ns",pod="x-serving-gateway-a",model="MODEL",pool="epyc"}'
         values: "0x20 5x20"
-      - series: 'serving_running_requests{namespace="ns",pod="x-serving-gateway-b",model="MODEL",pool="cpu"}'
+      - series: 'serving_running_requests{namespace="ns",pod="x-serving-gateway-b",model="MODEL",pool="epyc"}'
         values: "0x20 2x20"
-      - series: 'serving_queued_requests{namespace="ns",pod="x-serving-gateway-b",model="MODEL",pool="cpu"}'
+      - series: 'serving_queued_requests{namespace="ns",pod="x-serving-gateway-b",model="MODEL",pool="epyc"}'
         values: "0x20 3x20"
-      - series: 'serving_running_requests{namespace="ns",pod="y-serving-gateway-a",model="MODEL",pool="cpu"}'
+      - series: 'serving_running_requests{namespace="ns",pod="y-serving-gateway-a",model="MODEL",pool="epyc"}'
         values: "100x60"
       - series: 'serving_requests_total{namespace="ns",pod="x-serving-gateway-a",model="MODEL",outcome="unavailable"}'
         values: "0x8 1x60"
@@ -94,7 +94,7 @@ tests:
 @pytest.mark.parametrize("prometheus", ["prometheus-2", "prometheus-3"])
 def test_the_demand_is_what_gateways_say(scaled: list[dict[str, Any]], tmp_path: Path, prometheus: str) -> None:
     path = tmp_path / "demand.yaml"
-    path.write_text(DEMAND.replace("MODEL", "smollm2-135m-instruct").replace("QUERY", query(scaled, "-cpu").replace("'", "''")))
+    path.write_text(DEMAND.replace("MODEL", "smollm2-135m-instruct").replace("QUERY", query(scaled, "-epyc").replace("'", "''")))
     done = subprocess.run([str(tool(prometheus, "promtool")), "test", "rules", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

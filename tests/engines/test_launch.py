@@ -112,7 +112,7 @@ def test_vllms_parser_is_asked_only_without_a_snapshot(root: Path, model: Path, 
     monkeypatch.setattr(launch, "check_with_engine_parser", lambda command, report: asked.append(command))
     prepare(root, model)
     assert asked == []
-    spoil(root / PROFILE, "engine_version: 0.32.0", "engine_version: 0.31.0")
+    spoil(root / PROFILE, "engine_version: 0.32.0", "engine_version: 0.29.0")
     assert prepare(root, model) == asked[0]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from serving.catalog.model import Checkpoint, DirectorySource, HubSource, Model, WheelSource
+from serving.catalog.shape import GroupedAttention, Shape
 from serving.core.errors import ConfigurationError
 from serving.engines import weights
 from serving.engines.model_store import MANIFEST, damage, keep
@@ -50,8 +51,9 @@ def model(wheel: bytes) -> Model:
         ),
     )  # fmt: skip
     return Model(
-        name="m", description="d", licence="l", architecture="A", parameters=1, layers=1, kv_heads=1, head_size=1,
-        max_context_tokens=1, kv_bytes_per_token={"bf16": 4},
+        name="m", description="d", licence="l", architecture="A", parameters=1, max_context_tokens=1,
+        shape=Shape(hidden_size=1, layers=1, vocabulary_size=1, attention=GroupedAttention(kind="grouped", heads=1, kv_heads=1,
+        head_size=1)),
         checkpoints={"bf16": Checkpoint(format="bf16", weights_bytes=1, sources=sources)},
     )  # fmt: skip
 

@@ -69,11 +69,14 @@
 {{- if and $fetch (not $profile.fetch) -}}
 {{- fail (printf "pools: %s: fetch: the profile %s names no hub; set fetch: false and give weights that a node or a claim holds" $pool.name $pool.profile) -}}
 {{- end -}}
+{{- if and $fetch (not ($pool.revision | default $profile.fetch.revision)) -}}
+{{- fail (printf "pools: %s: revision: is missing; the catalog pins no commit of %s: name one of its commits, or set fetch: false and give weights that hold the model" $pool.name $profile.fetch.repository) -}}
+{{- end -}}
 {{- $weights := $pool.weights | default dict -}}
 {{- if and (not $fetch) (not (or $weights.node $weights.claim)) -}}
 {{- fail (printf "pools: %s: weights: with fetch: false a node or a claim must hold the model; give weights.node or weights.claim" $pool.name) -}}
 {{- end -}}
-{{- $pods := mul (max (ternary $pool.replicas 1 (hasKey $pool "replicas") | int) (dig "maxReplicas" 0 ($pool.autoscaling | default dict) | int)) ($profile.nodes | int) -}}
+{{- $pods := mul (max (ternary $pool.replicas 1 (hasKey $pool "replicas") | int) (dig "maxReplicas" 0 ($pool.autoscaling | default dict) | int)) ($profile.nodes_per_engine | int) -}}
 {{- $namespace := .root.Release.Namespace -}}
 {{- range $key := list "weights" "compiled" -}}
 {{- $place := index $pool $key | default dict -}}

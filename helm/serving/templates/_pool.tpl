@@ -64,7 +64,7 @@
   "description" $profile.description
   "model" $profile.model
   "target" $profile.target
-  "nodes" (ternary 1 $profile.nodes $simulated | int)
+  "nodes" (ternary 1 $profile.nodes_per_engine $simulated | int)
   "replicas" (ternary $pool.replicas 1 (hasKey $pool "replicas") | int)
   "scaled" (hasKey $pool "autoscaling")
   "maxUnavailable" ($pool.maxUnavailable | default 1 | int)
@@ -99,15 +99,20 @@
 {{- $_ := set $out $key (index $pool $key) -}}
 {{- end -}}
 {{- $_ := set $out "volumes" true -}}
-{{- $_ := set $out "groups" (ternary $pool.supplementalGroups $profile.security.supplementalGroups (hasKey $pool "supplementalGroups")) -}}
-{{- $_ := set $out "capabilities" $profile.security.capabilities -}}
+{{- $_ := set $out "groups" (ternary $pool.supplementalGroups $profile.supplementalGroups (hasKey $pool "supplementalGroups")) -}}
+{{- $_ := set $out "capabilities" $profile.capabilities -}}
 {{- $_ := set $out "sharedMemory" ($pool.sharedMemory | default ($profile.shared_memory_bytes | int64 | toString)) -}}
 {{- $_ := set $out "weights" ($pool.weights | default (dict "pod" dict)) -}}
-{{- $_ := set $out "weightsFolder" (ternary $profile.weights_folder (include "serving.placeFolder" ($pool.weights | default dict)) $fetches) -}}
+{{- $_ := set $out "weightsFolder" (include "serving.placeFolder" ($pool.weights | default dict)) -}}
 {{- $_ := set $out "compiled" ($pool.compiled | default (dict "pod" dict)) -}}
 {{- $_ := set $out "compiledFolder" (printf "compiled/%s-%s" $profile.target ($out.image | sha256sum | trunc 16)) -}}
 {{- if $fetches -}}
-{{- $_ := set $out "fetch" $profile.fetch -}}
+{{- $revision := $pool.revision | default $profile.fetch.revision -}}
+{{- $folder := printf "%s-%s" $profile.weights_folder (trunc 12 $revision) -}}
+{{- $_ := set $out "weightsFolder" $folder -}}
+{{- $files := ternary list $profile.fetch.files (and (hasKey $pool "revision") (ne $revision $profile.fetch.revision)) -}}
+{{- $words := concat $profile.fetch.program (list $profile.fetch.repository $revision (printf "%s/%s" $profile.fetch.volume $folder)) $files -}}
+{{- $_ := set $out "fetch" (dict "argv" $words "environment" $profile.fetch.environment) -}}
 {{- $_ := set $out "weightsBytes" $profile.weights_bytes -}}
 {{- end -}}
 {{- $_ := set $out "wait" $profile.wait -}}
