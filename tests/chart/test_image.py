@@ -24,9 +24,13 @@ from tests.flow.conftest import chat
 SECRET = "s3cret"
 
 
-def test_the_dockerfile_is_sound() -> None:
+DOCKERFILES = sorted(path.name for path in ROOT.glob("Dockerfile.*"))
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_a_dockerfile_is_sound(name: str) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([str(hadolint), str(ROOT / "Dockerfile.gateway")], capture_output=True, text=True)
+    done = subprocess.run([str(hadolint), str(ROOT / name)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -66,16 +70,16 @@ async def answers(url: str, path: str, status: int) -> None:
 async def test_the_image_serves_as_uid_2000_with_a_read_only_root(tmp_path: Path) -> None:
     objects = Helm("helm-4").template()
     with Builder(tmp_path) as builder:
-        await asyncio.to_thread(builder.build)
-        await serves(builder, objects, tmp_path)
+        name = await asyncio.to_thread(builder.build, "Dockerfile.gateway")
+        await serves(builder, name, objects, tmp_path)
 
 
-async def serves(builder: Builder, objects: list[dict[str, Any]], folder: Path) -> None:
+async def serves(builder: Builder, name: str, objects: list[dict[str, Any]], folder: Path) -> None:
     deployment = only(objects, "Deployment", "-gateway")
     security, one = deployment["spec"]["template"]["spec"]["securityContext"], container(deployment)
-    configuration = builder.configuration()
+    configuration = builder.configuration(name)
     assert configuration["User"] == f"{security['runAsUser']}:{security['runAsGroup']}" == "2000:0"
-    root = builder.unpacked()
+    root = builder.unpacked(name)
     volumes = mounted(folder, only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
     assert {mount["mountPath"] for mount in one["volumeMounts"]} == set(volumes)
     port, operators = free_port(), free_port()

@@ -142,6 +142,7 @@ def test_an_engine_on_several_nodes_is_a_group(helm: Helm) -> None:
     assert other["command"][other["command"].index("--node-rank") + 1] == "$(NODE_RANK)"
     (rank,) = [each for each in other["env"] if each["name"] == "NODE_RANK"]
     assert rank["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"
+    assert other["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "40"], "as long as the leader may drain"
     assert "startupProbe" in first and not {"startupProbe", "readinessProbe", "livenessProbe", "ports"} & other.keys()
 
 

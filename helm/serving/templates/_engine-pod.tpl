@@ -94,6 +94,12 @@ spec:
         preStop:
           exec:
             command: [sleep, {{ $pool.preStopSeconds | int64 | quote }}]
+      {{- else }}
+      lifecycle:
+        # It works on for as long as its leader has requests to finish.
+        preStop:
+          exec:
+            command: [sleep, {{ $pool.workerStopSeconds | int64 | quote }}]
       {{- end }}
       securityContext: {{- include "serving.containerSecurity" $pool | nindent 8 }}
       volumeMounts:

@@ -74,6 +74,7 @@
   "startupSeconds" $startup
   "progressSeconds" (add $startup $fetching $waiting 1200)
   "preStopSeconds" ($budgets.pre_stop_seconds | int)
+  "workerStopSeconds" (add $budgets.pre_stop_seconds $drain)
   "terminationSeconds" ($pool.terminationGracePeriodSeconds | default $stopping | int)
   "podAnnotations" ($pool.podAnnotations | default dict)
 -}}
@@ -130,7 +131,7 @@
 {{- if .node -}}
 hostPath: {path: {{ .node.path | quote }}, type: Directory}
 {{- else if .claim -}}
-persistentVolumeClaim: {claimName: {{ .claim.name }}}
+persistentVolumeClaim: {claimName: {{ .claim.name }}{{ if eq .claim.accessMode "ReadOnlyMany" }}, readOnly: true{{ end }}}
 {{- else -}}
 emptyDir: {}
 {{- end -}}
