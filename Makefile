@@ -54,8 +54,8 @@ setup-tools: ## bring Helm, Prometheus and what builds images into the cache, fo
 	@$(PYTHON) scripts/tools.py
 
 catalog-snapshot: setup-engine ## write the snapshot of the installed vLLM's flags, variables and metrics
-	@$(BIN)/python scripts/snapshot_vllm.py
-	@$(BIN)/python scripts/snapshot_metrics.py
+	@$(BIN)/serving snapshot
+	@$(BIN)/serving snapshot --families
 
 lock: ## resolve the dependencies anew into requirements/
 	@$(PYTHON) scripts/lock.py

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serving import __version__
+from serving.catalog_commands import register as register_catalog_commands
 from serving.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+register_catalog_commands(app)
 
 
 @app.command()

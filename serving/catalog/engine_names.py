@@ -58,6 +58,12 @@ class Vocabulary(Record):
     """Names as in the engine's source; a counter's sample ends in `_total` even where the name does not."""
 
 
+class EngineMetrics(Record):
+    """Series of the engine that the product reads, as a snapshot names them."""
+
+    names: Annotated[tuple[Text, ...], Field(min_length=1)]
+
+
 class Removed(Record):
     """Names that the engine once had, with what stands in their place (a sentence without a full stop)."""
 

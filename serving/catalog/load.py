@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from serving.catalog.engine_names import EngineMetrics
 from serving.catalog.model import Catalog, EngineImage, EngineImages, Model, Profile, Record, Removed, Target, Vocabulary
 from serving.core.errors import ConfigurationError
 from serving.strict_yaml import read_yaml
@@ -36,12 +37,14 @@ def load_catalog(root: Path) -> Catalog:
         _require(path, "model", profile.model, models)
         _require(path, "checkpoint", profile.checkpoint, models[profile.model].checkpoints)
     removed_path = root / "engines" / "removed.yaml"
+    metrics_path = root / "engines" / "metrics.yaml"
     return Catalog.model_construct(
         targets=types.MappingProxyType(targets),
         models=types.MappingProxyType(models),
         profiles=types.MappingProxyType(profiles),
         vocabularies=types.MappingProxyType(_read_vocabularies(root / "engines")),
         removed=_validate(removed_path, read_yaml(removed_path), Removed),
+        engine_metrics=_validate(metrics_path, read_yaml(metrics_path), EngineMetrics).names,
         images=_read_images(root / "engines" / "images.yaml"),
     )
 
@@ -92,7 +95,7 @@ def _read_vocabularies(folder: Path) -> dict[str, Vocabulary]:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{path}: cannot be read as JSON: {error}; make it again with the snapshot script") from None
+            raise ConfigurationError(f"{path}: cannot be read as JSON: {error}; make it again with `serving snapshot`") from None
         vocabulary = _validate(path, data, Vocabulary)
         if path.stem != f"{vocabulary.engine}-{vocabulary.version}":
             raise ConfigurationError(f"{path}: version: must agree with the name of the file")

@@ -237,4 +237,6 @@ class Catalog(Record):
     vocabularies: Mapping[str, Vocabulary]
     """By engine version."""
     removed: Removed
+    engine_metrics: tuple[str, ...] = ()
+    """Series of the engine that the product reads."""
     images: tuple[EngineImage, ...]

@@ -26,11 +26,19 @@ print(json.dumps([vars(make_arg_parser(FlexibleArgumentParser()).parse_args(line
 
 @pytest.mark.engine
 def test_the_snapshot_is_that_of_the_installed_vllm() -> None:
-    script = REPOSITORY / "scripts" / "snapshot_vllm.py"
-    done = subprocess.run([sys.executable, str(script), "--print"], capture_output=True, text=True, check=True, cwd=REPOSITORY)
-    made = done.stdout[done.stdout.index("{\n") :]
+    command = [sys.executable, "-m", "serving", "snapshot", "--print"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
     version = json.loads(made)["version"]
     assert made == (SHIPPED / "engines" / f"vllm-{version}.json").read_text()
+
+
+@pytest.mark.engine
+def test_the_file_alone_makes_it_too() -> None:
+    """As in vLLM's image, where nothing of ours is installed: isolated, so that the package is not found."""
+    script = REPOSITORY / "serving" / "engines" / "snapshot.py"
+    command = [sys.executable, "-I", str(script)]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
+    assert made == (SHIPPED / "engines" / f"vllm-{json.loads(made)['version']}.json").read_text()
 
 
 @pytest.mark.engine

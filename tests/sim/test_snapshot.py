@@ -14,8 +14,7 @@ from tests.doubles.catalogs import SHIPPED
 @pytest.mark.engine
 def test_the_families_are_those_of_the_installed_vllm() -> None:
     root = SHIPPED.parent
-    script = root / "scripts" / "snapshot_metrics.py"
-    done = subprocess.run([sys.executable, str(script), "--print"], capture_output=True, text=True, check=True, cwd=root)
-    made = done.stdout[done.stdout.index("{\n") :]
+    command = [sys.executable, "-m", "serving", "snapshot", "--families", "--print"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout
     version = json.loads(made)["version"]
     assert made == (root / "serving" / "sim" / "data" / f"vllm-{version}-metrics.json").read_text()

@@ -1,7 +1,7 @@
-"""Write the snapshot of the installed vLLM's names: flags, environment variables and metrics.
+"""The snapshot of an installed vLLM's names: flags, environment variables, parsers and metrics. `serving snapshot` writes it.
 
-    python scripts/snapshot_vllm.py                 writes configs/engines/vllm-<version>.json
-    python scripts/snapshot_vllm.py --print         prints it
+    serving snapshot                                      where this package is installed beside vLLM
+    python3 snapshot.py > configs/engines/vllm-X.json     in an image of vLLM, which holds nothing of ours: this file alone
 
 The result depends on the version of vLLM only, not on the machine; all builds of one version have the same names.
 """
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import importlib
 import importlib.metadata
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,8 @@ INTEGER_NAMES = {"int": "integer", "float": "number"}
 def snapshot() -> dict[str, Any]:
     """The names of the installed vLLM, ready for JSON and sorted."""
     import vllm.envs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser())
+    parser = _parser()
     flags = dict(_flag(action) for action in parser._actions if _is_flag(action))
     flags["tool-call-parser"]["choices"] = _tool_parsers()
     flags["reasoning-parser"]["choices"] = _reasoning_parsers()
@@ -39,6 +39,21 @@ def snapshot() -> dict[str, Any]:
         "environment": sorted(vllm.envs.environment_variables),
         "metrics": dict(sorted(_metrics(Path(vllm.envs.__file__).parent).items())),
     }
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The server's own, wherever the installed version has it."""
+    for module in ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"):
+        with contextlib.suppress(ModuleNotFoundError):
+            make = importlib.import_module(module).make_arg_parser
+            break
+    else:
+        raise SystemExit("this vLLM has its command line in another place; teach serving/engines/snapshot.py where")
+    for module in ("vllm.utils.argparse_utils", "vllm.utils"):
+        with contextlib.suppress(ModuleNotFoundError, AttributeError):
+            parser: argparse.ArgumentParser = make(importlib.import_module(module).FlexibleArgumentParser())
+            return parser
+    raise SystemExit("this vLLM has its argument parser in another place; teach serving/engines/snapshot.py where")
 
 
 def installed_version() -> str:
@@ -103,7 +118,7 @@ def _kind(action: argparse.Action) -> str:
 def _inner(convert: Any) -> Any:
     """vLLM wraps a converter in closures for optional values; the innermost function is the type."""
     while isinstance(convert, type(lambda: None)) and convert.__closure__ and "parse_dataclass" not in convert.__qualname__:
-        held = [cell.cell_contents for cell in convert.__closure__ if isinstance(cell.cell_contents, Callable)]
+        held = [cell.cell_contents for cell in convert.__closure__ if callable(cell.cell_contents)]
         if not held:
             break
         convert = held[0]
@@ -166,16 +181,9 @@ def _assigned(node: ast.stmt, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--print", action="store_true", help="print instead of writing the file")
-    given = options.parse_args()
-    data = snapshot()
-    if given.print:
-        sys.stdout.write(render(data))
-        return
-    path = Path(__file__).resolve().parent.parent / "configs" / "engines" / f"vllm-{data['version']}.json"
-    path.write_text(render(data), encoding="utf-8")
-    print(f"{path}: {len(data['flags'])} flags, {len(data['environment'])} variables, {len(data['metrics'])} metrics")
+    with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to standard output
+        data = snapshot()
+    sys.stdout.write(render(data))
 
 
 if __name__ == "__main__":

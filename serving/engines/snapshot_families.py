@@ -1,7 +1,4 @@
-"""Write the snapshot of the installed vLLM's metric families: kind, help, labels, buckets and the option that brings each.
-
-    python scripts/snapshot_metrics.py              writes serving/sim/data/vllm-<version>-metrics.json
-    python scripts/snapshot_metrics.py --print      prints it
+"""The snapshot of an installed vLLM's metric families for the simulator: kind, help, labels, buckets and what brings each.
 
 vLLM's own code declares the series; here each class that does so is run with a recorder in the place of prometheus_client,
 so that also the families of options that this machine cannot run are known. The result depends on the version only.
@@ -9,18 +6,16 @@ so that also the families of options that this machine cannot run are known. The
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from snapshot_vllm import installed_version
+from serving.engines.snapshot import installed_version
 
 LABELS = ["model_name", "engine"]
 TOKENS = 4096
@@ -144,6 +139,7 @@ def _connectors(recorder: Recorder, config: Any) -> None:
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
     with recorder.under("tiering"):
+        about: Any
         for name, about in TieringOffloadingSpec.build_metric_definitions({"store_threshold": 2}).items():
             if name not in recorder.families:
                 kind = type(about).__name__.removeprefix("Offloading").removesuffix("Metadata").lower()
@@ -152,7 +148,7 @@ def _connectors(recorder: Recorder, config: Any) -> None:
 
 
 def _front_end(recorder: Recorder) -> None:
-    places = {
+    places: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "tool-call-parser": ("parser.metrics", lambda module: module.init_parser_metrics(model_name="m")),
         "VLLM_SERVER_DEV_MODE": ("entrypoints.serve.dev.sleep.metrics", lambda module: module.SleepModeOperationMetrics()),
         "VLLM_SERVER_DEV_MODE ": ("entrypoints.rl.online.metrics", _first_metrics_class),
@@ -178,22 +174,8 @@ def _first_metrics_class(module: Any) -> None:
             value()
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--print", action="store_true", help="print instead of writing the file")
-    given = options.parse_args()
-    data = snapshot()
+def render(data: dict[str, Any]) -> str:
+    """JSON with one family a line."""
     lines = [f"  {json.dumps(name)}: {json.dumps(family)}" for name, family in data["families"].items()]
     head = f' "engine": {json.dumps(data["engine"])},\n "version": {json.dumps(data["version"])},\n "families": {{\n'
-    text = "{\n" + head + ",\n".join(lines) + "\n }\n}\n"
-    if given.print:
-        sys.stdout.write(text)
-        return
-    folder = Path(__file__).resolve().parent.parent / "serving" / "sim" / "data"
-    path = folder / f"vllm-{data['version']}-metrics.json"
-    path.write_text(text, encoding="utf-8")
-    print(f"{path}: {len(lines)} families")
-
-
-if __name__ == "__main__":
-    main()
+    return "{\n" + head + ",\n".join(lines) + "\n }\n}\n"
