@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,15 @@ def test_the_chart_names_the_hardened_image() -> None:
         "repository": "serving-engine-rocm",
         "tag": "0.1.0-vllm0.31.0",
     }
+
+
+def readable(model: Path, place: Path) -> Path:
+    """A copy that other users may read, as what an init container has fetched."""
+    copied = place / "model"
+    shutil.copytree(model, copied)
+    for path in (copied, *copied.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return copied
 
 
 def folders(place: Path) -> dict[str, Path]:
@@ -81,7 +91,7 @@ async def test_the_cpu_image_serves_a_real_model_on_a_read_only_root(tmp_path: P
             words,
             volumes={
                 "/etc/serving/secret": secret,
-                "/model": tiny_model(),
+                "/model": readable(tiny_model(), tmp_path),
                 ENGINE_LIBRARIES: Path(sysconfig.get_path("purelib")),
             },
             writable=folders(tmp_path),
