@@ -117,10 +117,13 @@ class Pool(Closed):
     """Whole in place of the profile's."""
     affinity: Free
     topologySpreadConstraints: list[Free]
+    """As Kubernetes has them."""
     groupTopologyKey: str
     """Of engines on several nodes: a node label whose value all nodes of one engine share, and no two engines."""
     priorityClassName: str
+    """A PriorityClass of the cluster."""
     runtimeClassName: str
+    """A RuntimeClass of the cluster."""
     supplementalGroups: list[Annotated[int, Field(ge=1, le=2**31 - 1)]]
     """Group ids that open device files; whole in place of the profile's."""
     sharedMemory: Annotated[str, Field(pattern="^[0-9]+(Ki|Mi|Gi)$")]
@@ -146,7 +149,9 @@ class Pool(Closed):
     maxUnavailable: AtLeastOne
     """Engines that an upgrade or drained nodes may take away at once; 1 where it is left out."""
     autoscaling: PoolScaling
+    """Replicas by demand, with KEDA; from and to none where minReplicas is 0."""
     podAnnotations: Texts
+    """More annotations for the engines' pods."""
 
 
 class Hub(Closed):

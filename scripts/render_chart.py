@@ -1,4 +1,4 @@
-"""Writes what the chart takes from elsewhere: rendered profiles, the pods' programs, the gateway's settings in the schema.
+"""Writes what the chart takes from elsewhere: rendered profiles, the pods' programs, the schema of its values, its README.
 
 Run it with `make catalog` after a change of configs/, of serving/settings.py or of a pod's program; a test fails while the files
 differ from what this would write.
@@ -16,6 +16,7 @@ from serving.catalog.render import render_profile
 from serving.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from chart_readme import chart_readme
 from chart_values import values_schema
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +43,9 @@ def files() -> dict[Path, str]:
     for program in POD_PROGRAMS:
         source = ROOT / "serving" / "engines" / program
         made[CHART / "files" / "pod" / source.name] = source.read_text(encoding="utf-8")
-    made[CHART / "values.schema.json"] = _json(values_schema(settings_definitions()))
+    schema = values_schema(settings_definitions())
+    made[CHART / "values.schema.json"] = _json(schema)
+    made[CHART / "README.md"] = chart_readme(CHART, schema)
     return made
 
 

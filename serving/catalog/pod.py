@@ -87,10 +87,8 @@ def wait(target: Target) -> dict[str, Any] | None:
     return {"argv": ["python3", program, str(MEMORY_WAIT_SECONDS)], "seconds": MEMORY_WAIT_SECONDS}
 
 
-def simulation(profile: Profile, port: int) -> dict[str, Any] | None:
-    """The command of the profile's simulator in the gateway's image; None where the profile has no rates."""
-    if profile.simulation is None:
-        return None
+def simulation(profile: Profile, port: int) -> dict[str, Any]:
+    """The command of the profile's simulator in the gateway's image."""
     return {"argv": ["serving", "sim", "--profile", profile.name, "--host", "0.0.0.0", "--port", str(port)]}
 
 

@@ -78,6 +78,7 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
     command = engine_in_image(catalog, profile_name)
     profile = find_profile(catalog, profile_name)
     target = catalog.targets[profile.target]
+    priors = _priors(catalog, profile)
     return {
         "profile": profile.name,
         "description": profile.description,
@@ -96,7 +97,7 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
         "weights_folder": weights_folder(profile),
         "weights_bytes": catalog.models[profile.model].checkpoints[profile.checkpoint].weights_bytes,
         "wait": wait(target),
-        "simulation": simulation(profile, PORT),
+        "simulation": simulation(profile, PORT) if priors else None,
         "resources": _resources(catalog, profile, target),
         "shared_memory_bytes": shared_memory_bytes(profile, target),
         "supplementalGroups": list(target.pod.supplemental_groups),
@@ -110,7 +111,7 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
         "accelerators_per_node": target.accelerators_per_node,
         "nodes_per_engine": profile.nodes_per_engine,
         "price_dollars_per_node_hour": _node_price(target),
-        "priors": _priors(catalog, profile),
+        "priors": priors,
     }
 
 

@@ -45,6 +45,36 @@ def test_the_generated_files_are_up_to_date() -> None:
         assert there == {path for path in made if path.parent.name == folder}
 
 
+def keys(schema: dict[str, Any], node: dict[str, Any], path: str = "") -> set[str]:
+    """The paths of all keys that a values file may have, but for what is free or the gateway's settings."""
+    found = set()
+    for name, inner in node.get("properties", {}).items():
+        here = f"{path}.{name}".lstrip(".")
+        found.add(here)
+        if "$ref" in inner and not inner["$ref"].endswith("/Settings"):
+            found |= keys(schema, schema["definitions"][inner["$ref"].rpartition("/")[2]], here)
+    return found
+
+
+def test_values_yaml_has_every_key_with_its_default() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    text = (CHART / "values.yaml").read_text()
+    values = yaml.safe_load(text)
+
+    def missing(path: str) -> bool:
+        node: Any = values
+        for key in path.split("."):
+            if not isinstance(node, dict) or key not in node:
+                return True
+            node = node[key]
+        return False
+
+    assert [path for path in sorted(keys(schema, schema)) if missing(path)] == []
+    assert len(text.splitlines()) <= 250
+    pool = schema["definitions"]["Pool"]["properties"]
+    assert [key for key in pool if f"{key}:" not in text] == [], "every key of a pool stands there, if only as a comment"
+
+
 def test_the_versions_are_one() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__

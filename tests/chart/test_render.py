@@ -116,7 +116,6 @@ def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, 
         ({"pools": [{**POOL, "extraArguments": ["--tensor_parallel_size=3"]}]}, "extraArguments: --tensor_parallel_size is"),
         ({"pools": [{**POOL, "extraArguments": ["-tp", "3"]}]}, "extraArguments: -tp is the profile's"),
         ({"pools": [{**POOL, "extraArguments": ["--shutdown-timeout=9"]}]}, "(drainSeconds for --shutdown-timeout)"),
-        ({"pools": [{**POOL, "profile": "qwen3-0.6b-cpu", "engine": "sim"}]}, "has no field `simulation`"),
         ({"pools": [{**POOL, "autoscaling": SCALING}]}, "pools: cpu: autoscaling: needs autoscaling.prometheus.address"),
         ({"pools": [{**POOL, "replicas": 2, "autoscaling": SCALING}], **SCALED}, "replicas: is for autoscaling to say"),
         ({"pools": [{**POOL, "autoscaling": {"minReplicas": 5, "maxReplicas": 2}}], **SCALED}, "minReplicas 5 is more than"),
@@ -173,3 +172,9 @@ def test_the_notes_hold_the_first_request(helm_4: Helm) -> None:
     assert "port-forward service/x-serving 8000:80" in notes
     assert '"model": "smollm2-135m-instruct"' in notes
     assert "helm test x --namespace ns" in notes
+
+
+def test_a_profile_of_unknown_speed_cannot_be_simulated(helm_4: Helm, tmp_path: Path) -> None:
+    chart = altered_chart(tmp_path, "smollm2-135m-cpu", lambda profile: profile.update(simulation=None))
+    with pytest.raises(Refused, match="pools: cpu: engine: nothing is known of the speed of the profile smollm2-135m-cpu"):
+        helm_4.template({"pools": [{**POOL, "engine": "sim"}]}, chart=chart)

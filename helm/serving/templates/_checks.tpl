@@ -35,7 +35,7 @@
 {{- $profile := .profile -}}
 {{- if eq ($pool.engine | default "vllm") "sim" -}}
 {{- if not $profile.simulation -}}
-{{- fail (printf "pools: %s: engine: the profile %s has no field `simulation`, so there is nothing to simulate it by; take another profile" $pool.name $pool.profile) -}}
+{{- fail (printf "pools: %s: engine: nothing is known of the speed of the profile %s, so it cannot be simulated; take another profile" $pool.name $pool.profile) -}}
 {{- end -}}
 {{- else -}}
 {{- include "serving.checkWeights" . -}}
