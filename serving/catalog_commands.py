@@ -46,7 +46,7 @@ def lint(
         counts = {level: sum(entry.level == level for entry in found) for level in ("error", "unchecked", "note")}
         size = f"{len(read.profiles)} profiles, {len(read.models)} models, {len(read.targets)} targets: " if read else ""
         print(f"{size}{counts['error']} errors, {counts['unchecked']} unchecked, {counts['note']} notes")
-    sys.exit(any(entry.level == "error" for entry in found))
+    sys.exit(1 if any(entry.level == "error" for entry in found) else 0)
 
 
 def plan(
@@ -94,7 +94,7 @@ def plan(
         from serving.catalog.plan_text import plan_lines
 
         print("\n".join(plan_lines(found, others)))
-    sys.exit(not found.runs)
+    sys.exit(0 if found.runs else 1)
 
 
 def _compare(read: Catalog, name: str, targets: str, wishes: Wishes, as_json: bool, html: Path | None) -> None:

@@ -41,7 +41,7 @@ def lint(root: Path) -> tuple[list[Finding], Catalog | None]:
         *(entry for profile in catalog.profiles.values() for entry in _profile(catalog, profile)),
         *_versions(catalog),
     ]
-    return sorted(found), catalog
+    return sorted(set(found)), catalog  # a model's fault is found with each of its profiles
 
 
 def _unreadable(root: Path, line: str) -> Finding:

@@ -16,6 +16,8 @@ LABEL_WIDTH = 14
 def plan_lines(plan: Plan, comparisons: list[Versus]) -> Iterator[str]:
     """The whole report."""
     yield from _head(plan)
+    gate = plan.load.model.licence_gate
+    yield f"licence: {plan.load.model.licence}{f'; {gate}' if gate else ''}"
     for problem in plan.problems:
         yield f"DOES NOT RUN  {problem}"
     if plan.problems:

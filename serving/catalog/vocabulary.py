@@ -24,17 +24,27 @@ def check(catalog: Catalog, profile: Profile) -> list[str]:
     vocabulary = catalog.vocabularies.get(profile.engine_version)
     if vocabulary is None:
         return []
-    problems = [_flag_problem(name, value, vocabulary, catalog.removed) for name, value in profile.arguments.items()]
+    problems = [_flag_problem(name, value, vocabulary, catalog) for name, value in profile.arguments.items()]
     found = [f"arguments.{problem}" for problem in problems if problem]
-    return found + [f"environment.{p}" for p in environment_problems(profile.environment, vocabulary, catalog.removed)]
+    others = [other for other in catalog.vocabularies.values() if other is not vocabulary]
+    unknown = environment_problems(profile.environment, vocabulary, catalog.removed, others)
+    return found + [f"environment.{problem}" for problem in unknown]
 
 
-def environment_problems(names: Iterable[str], vocabulary: Vocabulary, removed: Removed) -> list[str]:
-    """Those of `names` that begin like the engine's variables and are none; the engine refuses to start with them."""
+def environment_problems(
+    names: Iterable[str], vocabulary: Vocabulary, removed: Removed, others: Iterable[Vocabulary] = ()
+) -> list[str]:
+    """Those of `names` that begin like the engine's variables and are none; the engine refuses to start with them.
+
+    `others` are the other versions' vocabularies, to say which of them has such a name.
+    """
+    others = list(others)
     problems = []
     for name in names:
         if name.startswith(ENGINE_PREFIX) and name not in vocabulary.environment:
-            hint = f"; {removed.environment[name]}" if name in removed.environment else _nearest_variable(name, vocabulary)
+            elsewhere = _has_it(other.version for other in others if name in other.environment)
+            hint = f"; {removed.environment[name]}" if name in removed.environment else elsewhere
+            hint = hint or _nearest_variable(name, vocabulary)
             problems.append(f"{name}: is not a variable of vLLM {vocabulary.version}{hint}")
     return problems
 
@@ -57,7 +67,13 @@ def _nearest_variable(name: str, vocabulary: Vocabulary) -> str:
     return f"; did you mean {stems[match[0]]}?" if match else ""
 
 
-def _flag_problem(name: str, value: Any, vocabulary: Vocabulary, removed: Removed) -> str | None:
+def _has_it(versions: Iterable[str]) -> str:
+    """A hint that names the versions that do have a name, or nothing."""
+    listed = " and ".join(sorted(versions))
+    return f"; vLLM {listed} has it: leave it out, or take an image of that version" if listed else ""
+
+
+def _flag_problem(name: str, value: Any, vocabulary: Vocabulary, catalog: Catalog) -> str | None:
     flag = vocabulary.flags.get(name)
     if flag is not None:
         wrong = _value_problem(flag, value)
@@ -65,7 +81,9 @@ def _flag_problem(name: str, value: Any, vocabulary: Vocabulary, removed: Remove
     positive = name.removeprefix("no-")
     if positive != name and positive in vocabulary.flags:
         return f"{name}: write {positive}: false"
-    hint = f"; {removed.flags[name]}" if name in removed.flags else nearest(name, vocabulary.flags)
+    removed = catalog.removed.flags
+    elsewhere = _has_it(other.version for other in catalog.vocabularies.values() if name in other.flags)
+    hint = f"; {removed[name]}" if name in removed else elsewhere or nearest(name, vocabulary.flags)
     return f"{name}: is not a flag of vLLM {vocabulary.version}{hint}"
 
 
