@@ -13,8 +13,8 @@ from chart_values import Closed, Place, Pool, PoolScaling
 
 INTRODUCTION = """# serving
 
-vLLM engines on your node pools behind one OpenAI-compatible address: any number of pools, on AMD Instinct, NVIDIA and CPUs, in one
-release. This page is made from `values.yaml` and the chart's types by `make catalog`; how to install it is in the
+vLLM engines on your node pools behind one OpenAI-compatible address: any number of pools, on AMD Instinct, NVIDIA and CPUs, in
+one release. This page is made from `values.yaml` and the chart's types by `make catalog`; how to install it is in the
 [README of the project](../../README.md#kubernetes), and what differs between clusters in [`deploy/`](../../deploy/README.md).
 
     helm install serving helm/serving --namespace serving --create-namespace --values mine.yaml

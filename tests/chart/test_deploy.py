@@ -55,6 +55,9 @@ def test_a_released_chart_takes_the_image_from_its_registry(tmp_path: Path) -> N
     )
     gateway = container(only(Helm("helm-4").template(chart=chart), "Deployment", "-gateway"))
     assert gateway["image"] == f"registry.test/team/serving-gateway:{__version__}"
+    objects = Helm("helm-4").template({"global": {"imageVariant": "hardened"}}, chart=chart)
+    assert container(only(objects, "Deployment", "-cpu"))["image"].startswith("registry.test/team/serving-engine-cpu:")
+    assert container(only(Helm("helm-4").template(chart=chart), "Deployment", "-cpu"))["image"].startswith("docker.io/vllm/")
     (pushed,) = [re.findall(r"docker push \"([^\"]+)\"", step) for step in steps() if "docker push" in step]
     assert pushed == ["$REGISTRY/serving-gateway:$VERSION"]
 

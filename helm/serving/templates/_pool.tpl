@@ -32,7 +32,7 @@
 {{- $variant := $own.variant | default .root.Values.global.imageVariant -}}
 {{- $image := pick .profile.image "registry" "repository" "tag" -}}
 {{- if eq $variant "hardened" -}}
-{{- $image = merge (dict "registry" "") .profile.hardened -}}
+{{- $image = merge (dict "registry" .root.Values.gateway.image.registry) .profile.hardened -}}
 {{- else if not (or $own.repository $own.tag (hasKey $own "digest")) -}}
 {{- $_ := set $image "digest" .profile.image.digest -}}
 {{- end -}}
