@@ -11,12 +11,16 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from tests.chart.conftest import VALUES
-from tests.doubles.tools import Helm, Refused, only, pod_templates
+from serving.catalog.load import load_catalog
+from tests.chart.conftest import COMMIT, VALUES
+from tests.doubles.catalogs import SHIPPED
+from tests.doubles.tools import CHART, Helm, Refused, only, pod_templates
 
 pytestmark = pytest.mark.chart
 NEWEST = kubernetes_validate.latest_version()
 CUSTOM = ("HTTPRoute", "LeaderWorkerSet", "PodMonitor", "PrometheusRule", "ScaledObject")
+CATALOG = load_catalog(SHIPPED)
+FIRST_PROFILES = {CATALOG.profiles[name].target: name for name in sorted(CATALOG.profiles, reverse=True)}
 VERSIONS = ("1.28.0", "1.31.0", NEWEST)
 DEFINITIONS = Path(__file__).with_name("definitions")
 """Schemas of the operators' CustomResourceDefinitions, made by scripts/snapshot_definitions.py."""
@@ -106,3 +110,26 @@ def test_a_wrong_field_of_a_monitor_would_be_seen(helm_4: Helm) -> None:
     monitor["spec"]["podMetricsEndpoints"][0]["honorLabel"] = True
     with pytest.raises(jsonschema.ValidationError, match="honorLabel"):
         check(monitor)
+
+
+def on_target(values: dict[str, Any], profile: str) -> dict[str, Any]:
+    """The same values with all pools on another profile."""
+    pools = values.get("pools", [{"name": "cpu"}])
+    moved = [{**pool, "profile": profile, "revision": COMMIT} for pool in pools]
+    for pool in moved:
+        pool.pop("resources", None)  # of another machine
+    return {**values, "pools": moved}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("target", "profile"), sorted(FIRST_PROFILES.items()))
+def test_every_target_takes_every_kind_of_values(target: str, profile: str) -> None:
+    three, four = Helm("helm-3"), Helm("helm-4")
+    for values in (on_target(VALUES[path.stem], profile) for path in sorted((CHART / "ci").glob("*.yaml"))):
+        objects = four.template(values)
+        assert [(each["kind"], each["metadata"]["name"]) for each in objects] == [
+            (each["kind"], each["metadata"]["name"]) for each in three.template(values)
+        ]
+        for each in objects:
+            if each["kind"] in CUSTOM:
+                check(each)

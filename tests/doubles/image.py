@@ -84,7 +84,7 @@ class Builder:
         base = self.run("from", "scratch")
         self.run("add", base, str(tool("python-base", "root.tar")), "/")
         self.run("copy", base, str(command), "/usr/local/bin/vllm")
-        self.run("copy", base, str(_library("libnuma.so.1")), "/usr/lib/")
+        self.run("copy", base, str(_library("libnuma.so.1")), "/usr/lib/libnuma.so.1")
         self.run("commit", "--rm", "--disable-compression", base, ENGINE_BASE)
 
     def configuration(self, name: str) -> dict[str, Any]:
@@ -126,10 +126,12 @@ def start(
     writable: Mapping[str, Path] | None = None,
     user: str | None = None,
     devices: bool = False,
+    log: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Run the image's entry point as the image's user on a root that cannot be written, with folders mounted read-only.
 
-    `user`: another one, as UID:GID. `writable`: folders that may be written. `devices`: with this machine's /proc, /sys and /dev.
+    `user`: another one, as UID:GID. `writable`: folders that may be written. `devices`: with this machine's /proc, /sys and
+    /dev. `log`: where its output goes, in place of a pipe.
     The command ends with the process; network and process ids are the machine's.
     """
     writable = dict(writable or {})
@@ -154,9 +156,8 @@ def start(
         *words,
     ]
     script = " && ".join([*mounts, 'exec "$@"'])
-    return subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *exec_line],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", *exec_line]
+    if log is None:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
