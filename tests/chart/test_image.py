@@ -91,7 +91,8 @@ async def serves(builder: Builder, name: str, objects: list[dict[str, Any]], fol
             "SERVING_SERVER__DRAIN_DELAY_SECONDS": "0",
             "SERVING_POOLS": json.dumps(pools),
         }
-        process = start(root, configuration, one["args"], volumes=volumes, environment=environment)
+        groups = str(security["fsGroup"])
+        process = start(root, configuration, one["args"], volumes=volumes, environment=environment, groups=groups)
         try:
             await answers(f"http://127.0.0.1:{operators}", one["livenessProbe"]["httpGet"]["path"], 200)
             await answers(f"http://127.0.0.1:{operators}", one["readinessProbe"]["httpGet"]["path"], 200)

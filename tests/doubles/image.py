@@ -125,13 +125,14 @@ def start(
     environment: Mapping[str, str],
     writable: Mapping[str, Path] | None = None,
     user: str | None = None,
+    groups: str = "",
     devices: bool = False,
     log: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Run the image's entry point as the image's user on a root that cannot be written, with folders mounted read-only.
 
-    `user`: another one, as UID:GID. `writable`: folders that may be written. `devices`: with this machine's /proc, /sys and
-    /dev. `log`: where its output goes, in place of a pipe.
+    `user`: another one, as UID:GID. `groups`: more of them, as a pod's fsGroup. `writable`: folders that may be written.
+    `devices`: with this machine's /proc, /sys and /dev. `log`: where its output goes, in place of a pipe.
     The command ends with the process; network and process ids are the machine's.
     """
     writable = dict(writable or {})
@@ -148,7 +149,7 @@ def start(
     exec_line = [
         "chroot",
         f"--userspec={user or configuration['User']}",
-        "--groups=",
+        f"--groups={groups}",
         str(root),
         "/usr/bin/env",
         "-i",
