@@ -118,7 +118,8 @@ def test_only_settings_read_the_environment() -> None:
 
 
 def test_every_series_is_defined_in_one_module() -> None:
-    assert importers("prometheus_client") == {"observability/metrics.py"}
+    recorder = "engines/snapshot_families.py"  # declares none: it writes down those that vLLM declares
+    assert importers("prometheus_client") - {recorder} == {"observability/metrics.py"}
 
 
 @pytest.mark.parametrize("path", ["clock.py", "context.py", "errors.py", "outcomes.py", "routes.py", "trace.py"])

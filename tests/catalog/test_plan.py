@@ -115,6 +115,13 @@ def test_the_kv_cache_of_the_large_ones(name: str, tokens: float, requests: int)
     assert used.requests == pytest.approx(requests, rel=0.08)
 
 
+def test_what_every_rank_holds_is_not_divided() -> None:
+    """Of GLM-5.2: per layer 6144 x (2048 + 512 + 64), 21 indexers, 75 routers; at 2 bytes of the 428 GB."""
+    copied = 2 * (78 * 6144 * 2624 + 21 * (2048 * 32 * 128 + 6144 * (128 + 32)) + 75 * 6144 * 256)
+    assert planned("glm-5.2-mxfp4-mi355x").used.device.weights_bytes == pytest.approx((428e9 - copied) / 8 + copied, rel=1e-6)
+    assert planned("glm-5.2-mxfp4-mi355x-tp4").used.device.weights_bytes == pytest.approx((428e9 - copied) / 4 + copied, rel=1e-6)
+
+
 def test_memory_adds_up() -> None:
     for profile in CATALOG.profiles.values():
         device = plan_profile(CATALOG, profile).used.device

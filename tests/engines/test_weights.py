@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serving.catalog.model import Checkpoint, DirectorySource, HubSource, Model, WheelSource
+from serving.catalog.model import Checkpoint, DirectorySource, HubSource, Model, PublishedSource, WheelSource
 from serving.catalog.shape import GroupedAttention, Shape
 from serving.core.errors import ConfigurationError
 from serving.engines import weights
@@ -187,6 +187,16 @@ def test_nothing_works(model: Model, tmp_path: Path, world: World) -> None:
     ]
     assert str(tmp_path / "models" / "Given") in lines[4]
     assert "--model-path" in lines[4]
+
+
+def test_a_repository_without_a_commit_is_named_and_not_fetched(model: Model, tmp_path: Path, world: World) -> None:
+    sources = (model.checkpoints["bf16"].sources[0], PublishedSource(kind="published", repository="a/large"))
+    checkpoint = model.checkpoints["bf16"].model_copy(update={"sources": sources})
+    large = model.model_copy(update={"checkpoints": {"bf16": checkpoint}})
+    with pytest.raises(ConfigurationError) as caught:
+        find(large, tmp_path, world)
+    assert "  - hub a/large: no commit of it is pinned in the catalog; download it yourself" in str(caught.value)
+    assert world.asked == []
 
 
 @pytest.mark.parametrize("spoil", ["flip", "cut", "remove", "manifest"])
