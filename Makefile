@@ -50,7 +50,7 @@ setup-engine:
 setup-clients: setup-engine
 	@$(PYTHON) scripts/setup_clients.py
 
-setup-tools: ## bring Helm, Prometheus and what builds images into the cache, for the chart's tests
+setup-tools: ## bring Helm, Prometheus, Redis and what builds images into the cache, for the tests
 	@$(PYTHON) scripts/tools.py
 
 catalog-snapshot: setup-engine ## write the snapshot of the installed vLLM's flags, variables and metrics

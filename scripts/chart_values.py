@@ -175,6 +175,23 @@ class ApiKey(Closed):
     key: Text
 
 
+class Database(Closed):
+    existingSecret: str
+    key: Text
+    spillSize: Quantity
+
+
+class Keys(Closed):
+    existingSecret: str
+    secretKey: Text
+    fileKey: str
+
+
+class LimitStore(Closed):
+    existingSecret: str
+    key: Text
+
+
 class Service(Closed):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"]
     port: Port
@@ -223,6 +240,10 @@ class Gateway(Closed):
     priorityClassName: str
     podAnnotations: Texts
     apiKey: ApiKey
+    discovery: Literal["kubernetes", "dns"]
+    database: Database
+    keys: Keys
+    limitStore: LimitStore
     settings: dict[str, Any]
     service: Service
     drainDelaySeconds: Annotated[int, Field(ge=0, le=600)]
@@ -245,16 +266,20 @@ class Autoscaling(Closed):
     refusedSeconds: Annotated[int, Field(ge=30, le=3600)]
 
 
-class HubPolicy(Closed):
+class Reach(Closed):
     to: list[Free]
-    ports: list[Port]
+    ports: Annotated[list[Port], Field(min_length=1)]
 
 
 class NetworkPolicy(Closed):
     enabled: bool
     clients: list[Free]
     scrapers: list[Free]
-    hub: HubPolicy
+    hub: Reach
+    apiServer: Reach
+    database: Reach
+    limitStore: Reach
+    traces: Reach
     gatewayEgress: list[Free]
 
 
@@ -262,6 +287,10 @@ class Account(Closed):
     create: bool
     name: str
     annotations: Texts
+
+
+class Rbac(Closed):
+    create: bool
 
 
 class PodMonitor(Closed):
@@ -300,6 +329,7 @@ class Values(Closed):
     networkPolicy: NetworkPolicy
     serviceAccount: Account
     engineServiceAccount: Account
+    rbac: Rbac
     monitoring: Monitoring
 
 

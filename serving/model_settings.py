@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from serving.routing_settings import ObjectiveName
+
 MOST_FALLBACKS = 8
 DOLLARS_PER_TOKEN_CEILING = Decimal("0.01")
 """Ten thousand dollars a million tokens: whoever writes more has written the price of a million."""
@@ -209,6 +211,8 @@ class ModelSettings(_Section):
     reasoning_field: ReasoningField | None = None
     """None: as the model that an alias stands for; for a model itself `reasoning`, which leaves the bytes as they are."""
     listing: ListingSettings | None = None
+    objective: ObjectiveName | None = None
+    """The class of its requests, where their tenant has none; None: as the model that an alias stands for, else the gateway's."""
 
     @model_validator(mode="after")
     def _alias_or_model(self) -> ModelSettings:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from serving.core.clock import Clock, monotonic
-from serving.core.context import Incoming, Outgoing, RequestContext, Write
+from serving.core.context import UNKNOWN_USAGE, Incoming, Outgoing, RequestContext, Write
+from serving.core.deadlines import ends_of
 from serving.core.errors import (
     BodyTooLarge,
     ClientGone,
@@ -33,24 +34,39 @@ from serving.core.errors import (
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 from serving.core.routes import supported
 from serving.engines.body import is_repeatable, prepare, understand
-from serving.engines.exchange import AnswerTimedOut, RequestTimedOut, StaleConnection, Unreachable, WireError
+from serving.engines.exchange import (
+    AnswerTimedOut,
+    ConnectTimedOut,
+    NoResources,
+    RequestTimedOut,
+    StaleConnection,
+    Unreachable,
+    WireError,
+)
 from serving.engines.form_body import begin_form
 from serving.engines.passing import Passing
 from serving.engines.reasoning import with_reasoning
 from serving.engines.relay import Answer, EngineRefused, Relay
 from serving.engines.stand_in import address_to, bound_to_model
 from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
+from serving.fleet.health import Health
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
 from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
-from serving.routing.choose import Chooser
+from serving.routing.choose import STANDARD, Chooser
+from serving.routing.explain import Explain
 from serving.routing.models import PublicModel
+from serving.routing.objectives import Objectives
+from serving.routing.question import Question, question_of
 from serving.routing.retries import RetryBudget
-from serving.settings import ParameterLimits, RelaySettings
+from serving.routing.work import Ticket
+from serving.settings import RelaySettings
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
+from serving.tenancy.ledger import Ledger
 from serving.tenancy.limits import Admission, Lease
+from serving.tenancy.tenants import Identity, Tenant
 
 if TYPE_CHECKING:
     # Loaded only where tracing is on: its libraries are large.
@@ -66,6 +82,8 @@ SERVED_MODEL_HEADER = b"x-served-model"
 """Names the model that answered, where the client called it something else."""
 _HEADER_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
 """Of the visible ASCII characters all but the sign that escapes the others."""
+MOST_ATTEMPTS = 3
+"""Of one request at one model, with those at connections that had ended already."""
 PUBLISH_SECONDS = 0.02
 PUBLISH_REQUESTS = 200
 """How long, and how many, ended requests wait to be published; the most that are then a burst of about 3 ms."""
@@ -92,15 +110,18 @@ class Pipeline:
         models: Mapping[str, PublicModel],
         fleet: Fleet,
         probe: Probe,
+        health: Health,
         chooser: Chooser,
         relay: Relay,
         metrics: Metrics,
         request_log: RequestLog | None,
         estimates: TokenEstimates,
-        parameters: ParameterLimits,
         retry_budget: RetryBudget,
         settings: RelaySettings,
+        objectives: Objectives,
+        explain: Explain,
         tracing: Tracing | None = None,
+        ledger: Ledger | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._identities = identities
@@ -108,17 +129,20 @@ class Pipeline:
         self._models = models
         self._fleet = fleet
         self._probe = probe
+        self._health = health
         self._chooser = chooser
         self._relay = relay
         self._metrics = metrics
         self._request_log = request_log
         self._estimates = estimates
-        self._parameters = parameters
         self._retry_budget = retry_budget
+        self._objectives = objectives
+        self._explain = explain
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
         self._form_buffer_bytes = settings.form_buffer_bytes
         self._tracing = tracing
+        self._ledger = ledger
         self._clock = clock
         self.in_flight = 0
         self._unpublished: list[Passage] = []
@@ -133,22 +157,33 @@ class Pipeline:
         try:
             if self._tracing is not None:
                 self._tracing.begin(ctx)
-            ctx.tenant = self._identities.identify(ctx.credential)
+            identity = passage.identity = self._identities.identify(ctx.credential)
+            tenant = identity.tenant
+            ctx.tenant = tenant.name
+            if ctx.asked_timeout is not None:
+                ctx.ends = ends_of(ctx.asked_timeout, ctx.arrived, self._request_timeout_seconds)
             if ctx.route.form:
-                model = self._find_model(
-                    ctx, await begin_form(ctx, incoming.upload(), self._parameters, self._form_buffer_bytes, self._served)
-                )
+                name = await begin_form(ctx, incoming.upload(), tenant.parameters, self._form_buffer_bytes, self._served)
+                model = self._find_model(ctx, tenant, name)
             else:
                 ctx.body = await incoming.body()
                 ctx.body_bytes = len(ctx.body)
-                model = self._find_model(ctx, understand(ctx, self._parameters))
-                prepare(ctx, self._identities.cache_salt(ctx.tenant, ctx.document.get("cache_salt")))
-            passage.lease = self._admission.admit()
+                model = self._find_model(ctx, tenant, understand(ctx, tenant.parameters))
+                passage.isolation = self._identities.cache_salt(tenant.isolation_group, ctx.document.get("cache_salt"))
+                prepare(ctx, passage.isolation)
+            objective = passage.objective = self._objectives.of(
+                ctx.asked_class if tenant.may_use_class_header else None, tenant.priority, model
+            )
+            lease = passage.lease = self._admission.admit()
+            if self._admission.counts(ctx, tenant):
+                await self._admission.enter(lease, ctx, tenant, objective.name)
             self._retry_budget.request()
             try:
-                answer = await self._first_byte(passage, self._max_attempts)
+                answer = await self._in_time(ctx, self._first_byte(passage, self._max_attempts))
             except RETRIED as error:
-                answer = await self._fall_back(passage, model, error)
+                answer = await self._in_time(ctx, self._fall_back(passage, model, error))
+            if lease.reservation is not None:
+                answer.headers += self._admission.headers(lease, ctx)
             if ctx.model != ctx.asked_model:
                 answer.headers.append((SERVED_MODEL_HEADER, quote(ctx.model, safe=_HEADER_SAFE).encode("ascii")))
             await self._relay_answer(passage, answer, outgoing)
@@ -173,9 +208,20 @@ class Pipeline:
             if passage.answer is not None:
                 self._relay.close(passage.answer.exchange)
 
-    def _find_model(self, ctx: RequestContext, name: str) -> PublicModel:
+    def _in_time(self, ctx: RequestContext, answer: Coroutine[Any, Any, Answer]) -> Coroutine[Any, Any, Answer]:
+        """The same, but over when the time is that the client gave its request; the gateway's own is the relay's business."""
+        return answer if not ctx.ends else self._until_its_end(ctx, answer)
+
+    async def _until_its_end(self, ctx: RequestContext, answer: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(ctx.ends - self._clock()):
+                return await answer
+        except TimeoutError:
+            raise self._deadline_exceeded(ctx) from None
+
+    def _find_model(self, ctx: RequestContext, tenant: Tenant, name: str) -> PublicModel:
         model = self._models.get(name)
-        if model is None:
+        if model is None or (tenant.models is not None and not tenant.may_use(name)):
             raise ModelNotFound(
                 f"The model {_shown(name)} does not exist here. GET /v1/models lists those that do.", param="model"
             )
@@ -219,6 +265,9 @@ class Pipeline:
                 continue
             if ctx.attempts > self._max_attempts or (ctx.attempts and not self._may_repeat(ctx, True)):
                 break
+            assert passage.lease is not None and passage.identity is not None
+            if not self._admission.move(passage.lease, ctx, passage.identity.tenant, name):
+                continue
             try:
                 address_to(ctx, name)
                 return await self._first_byte(passage, self._max_attempts + 1)
@@ -239,11 +288,12 @@ class Pipeline:
         repeatable = is_repeatable(ctx)
         error: RequestError | None = None
         tried: set[str] = set()
-        again = False
-        endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
-        while endpoint is not None:
+        again = stale = False
+        ticket = self._choose(passage, tried)
+        while ticket is not None:
+            endpoint = ticket.endpoint
             tried.add(endpoint.name)
-            self._begin_attempt(passage, endpoint)
+            self._begin_attempt(passage, ticket)
             taken = True
             try:
                 passage.answer = await self._relay.ask(endpoint.url, ctx, fresh=again or not repeatable or ctx.rest is not None)
@@ -257,25 +307,56 @@ class Pipeline:
             except EngineRefused as refusal:
                 error, again = self._attempt_refused(passage, refusal), False
             else:
+                if passage.answer.is_stream:
+                    self._chooser.first_token(ticket)
                 return passage.answer
             if not again:
-                if not isinstance(error, RETRIED):
+                if not isinstance(error, MENDED_ELSEWHERE):
                     break
-                endpoint = self._chooser.choose(self._fleet.snapshot.candidates(ctx.model), tried)
+                ticket = self._choose(passage, tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
-            most = max(limit, 2) if again else limit
-            if endpoint is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
+            stale = stale or again
+            # A connection that had ended already was no try of an engine; of those that follow it one is free.
+            most = max(limit, min(limit + 1, MOST_ATTEMPTS)) if stale else limit
+            if ticket is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
 
+    def _candidates(self, model: str) -> Sequence[Endpoint]:
+        """The endpoints that may serve the model and have a slot left; all, where none has: a retry must not fail by that."""
+        candidates = self._fleet.snapshot.candidates(model)
+        if not candidates or candidates[0].slots is None:
+            return candidates
+        chooser = self._chooser
+        return [e for e in candidates if e.slots is None or chooser.in_flight(e.name) < e.slots] or candidates
+
+    def _choose(self, passage: Passage, tried: set[str]) -> Ticket | None:
+        ctx = passage.ctx
+        candidates = self._candidates(ctx.model)
+        explained = (ctx.trace is not None and ctx.trace.sampled) or (
+            ctx.explain_key is not None and self._explain.allows(ctx.explain_key)
+        )
+        ticket = self._chooser.choose(
+            ctx.model,
+            candidates,
+            tried,
+            passage.question,
+            objective=passage.objective,
+            size_bytes=ctx.body_bytes,
+            explained=explained,
+        )
+        if explained and ticket is not None:
+            self._explain.note(ctx, ticket)
+        return ticket
+
     def _may_repeat(self, ctx: RequestContext, repeatable: bool) -> bool:
         """Whether a failed attempt may be followed by another one; the last to be asked, since it takes from the budget."""
         if not repeatable:
             denied = RetryDenied.NOT_REPEATABLE
-        elif self._clock() - ctx.arrived >= self._request_timeout_seconds:
+        elif self._clock() >= (ctx.ends or ctx.arrived + self._request_timeout_seconds):
             denied = RetryDenied.DEADLINE
         elif not self._retry_budget.take():
             denied = RetryDenied.BUDGET
@@ -285,35 +366,40 @@ class Pipeline:
         self._metrics.retries_denied.add((denied,))
         return False
 
-    def _begin_attempt(self, passage: Passage, endpoint: Endpoint) -> None:
-        ctx = passage.ctx
+    def _begin_attempt(self, passage: Passage, ticket: Ticket) -> None:
+        ctx, endpoint = passage.ctx, ticket.endpoint
         ctx.attempts += 1
-        ctx.endpoint, ctx.pool = endpoint.name, endpoint.pool
-        passage.endpoint = endpoint
+        ctx.endpoint, ctx.pool, ctx.target = endpoint.name, endpoint.pool, endpoint.target
+        passage.ticket = ticket
         if self._tracing is not None:
             self._tracing.begin_attempt(ctx, self._clock())
-        self._chooser.take(endpoint)
+        self._chooser.begin(ticket)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
         log.warning("endpoint %s: %s", endpoint.name, failure, extra={"request_id": passage.ctx.request_id})
         if isinstance(failure, Unreachable):
+            if not isinstance(failure, NoResources):
+                self._blame(passage, AttemptResult.UNREACHABLE)
+                self._probe.suspect(endpoint, str(failure), certain=not isinstance(failure, ConnectTimedOut))
             self._end_attempt(passage, AttemptResult.UNREACHABLE)
-            self._probe.suspect(endpoint, str(failure))
             return Unavailable(
                 "The engine for this model cannot be reached. Try again shortly.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         if isinstance(failure, AnswerTimedOut):
+            self._blame(passage, AttemptResult.TIMEOUT)
             self._end_attempt(passage, AttemptResult.TIMEOUT)
             return EngineTimedOut("The engine did not begin to answer in time.")
         if isinstance(failure, RequestTimedOut):
             self._end_attempt(passage, AttemptResult.CANCELLED)
-            return self._deadline_exceeded()
+            return self._deadline_exceeded(passage.ctx)
+        self._blame(passage, AttemptResult.BROKEN)
         self._end_attempt(passage, AttemptResult.BROKEN)
         return EngineFailed("The engine's connection ended before it answered.")
 
-    def _deadline_exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"The request was not done within {self._request_timeout_seconds:g} s.")
+    def _deadline_exceeded(self, ctx: RequestContext) -> DeadlineExceeded:
+        seconds = ctx.ends - ctx.arrived if ctx.ends else self._request_timeout_seconds
+        return DeadlineExceeded(f"The request was not done within {seconds:g} s.")
 
     def _attempt_refused(self, passage: Passage, refusal: EngineRefused) -> RequestError:
         """What an engine's error means to the caller: its own words for the caller's faults, ours for the engine's."""
@@ -337,8 +423,17 @@ class Pipeline:
             code = "context_length_exceeded" if "maximum context length" in words else None
             return _CALLERS_FAULT[status](words or "The engine refused the request.", param=refusal.param, code=code)
         log.warning("endpoint answered %d: %s", status, words[:500], extra={"request_id": ctx.request_id})
+        if words == DRAINING and passage.ticket is not None:
+            self._health.draining(passage.ticket.endpoint)
+        self._blame(passage, AttemptResult.ERROR)
         self._end_attempt(passage, AttemptResult.ERROR)
         return EngineFailed("The engine failed to answer.")
+
+    def _blame(self, passage: Passage, result: AttemptResult) -> None:
+        """Tell how the attempt under way ends to whoever judges endpoints."""
+        ticket = passage.ticket
+        if ticket is not None:
+            passage.failed = self._health.ended(ticket.endpoint, result, passage.ctx.arrived, failed_before=passage.failed)
 
     async def _relay_answer(self, passage: Passage, answer: Answer, outgoing: Outgoing) -> None:
         """Pass the answer's bytes on as they come. There is no way back from the first one."""
@@ -373,14 +468,14 @@ class Pipeline:
                 if view.done:
                     data, complete = passing.take(b"", last=True), True
                     continue
-                raise AnswerCut(self._broken_off(failure), in_band=view.is_stream) from None
+                raise AnswerCut(self._broken_off(ctx, failure), in_band=view.is_stream) from None
             data = passing.take(data, last=complete)
         if not passing.whole:
-            raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=True)
+            raise AnswerCut(EngineFailed("The engine's answer ended before it was complete."), in_band=view.is_stream)
 
-    def _broken_off(self, failure: WireError) -> RequestError:
+    def _broken_off(self, ctx: RequestContext, failure: WireError) -> RequestError:
         if isinstance(failure, RequestTimedOut):
-            return self._deadline_exceeded()
+            return self._deadline_exceeded(ctx)
         return (EngineTimedOut if isinstance(failure, AnswerTimedOut) else EngineFailed)("The engine's answer broke off.")
 
     async def _divert(self, passage: Passage, passing: Passing, answer: Answer, write: Write) -> None:
@@ -390,6 +485,14 @@ class Pipeline:
         """
 
         await answer.exchange.divert(passing.to(write, lambda: self._settle(passage)))
+
+    def _count(self, passage: Passage) -> None:
+        """Read off the answer what it was; only the first call does anything."""
+        ctx, view = passage.ctx, passage.view
+        if view is not None and not passage.counted:
+            passage.counted = True
+            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
+            self._count_usage(ctx)
 
     def _count_usage(self, ctx: RequestContext) -> None:
         """Learn from what the engine said; where an answer ended too early for that, charge the best guess and say so."""
@@ -401,13 +504,17 @@ class Pipeline:
             ctx.usage, ctx.usage_estimated = self._estimates.estimate(ctx), True
 
     def _end_attempt(self, passage: Passage, result: AttemptResult) -> None:
-        endpoint, passage.endpoint = passage.endpoint, None
-        if endpoint is not None:
-            trace = passage.ctx.trace
+        ticket, passage.ticket = passage.ticket, None
+        if ticket is not None:
+            endpoint, trace = ticket.endpoint, passage.ctx.trace
             if trace is not None:
                 attempt = trace.attempts[-1]
                 attempt.result, attempt.ended = result, self._clock()
-            self._chooser.release(endpoint)
+            self._chooser.end(ticket)
+            if passage.answer is not None:
+                passage.answered = ticket
+            else:
+                self._chooser.drop(ticket, gone=result is AttemptResult.UNREACHABLE)
             self._metrics.attempt(endpoint.pool, endpoint.name, result)
 
     def _settle(self, passage: Passage) -> None:
@@ -422,9 +529,14 @@ class Pipeline:
             whole = view.done or not view.is_stream
             ctx.outcome = Outcome.ENGINE_ERROR if view.failed else Outcome.OK if whole else Outcome.TRUNCATED
         assert ctx.outcome is not None
-        self._end_attempt(passage, _RESULTS.get(ctx.outcome, AttemptResult.CANCELLED))
+        result = _RESULTS.get(ctx.outcome, AttemptResult.CANCELLED)
+        if result is not AttemptResult.OK or self._health.troubled:
+            self._blame(passage, result)
+        self._end_attempt(passage, result)
         if passage.lease is not None:
-            passage.lease.close()
+            if passage.lease.is_counted:
+                self._count(passage)
+            passage.lease.close(ctx)
         self.in_flight -= 1
         passage.ended = self._clock()
         ctx.body, ctx.document, ctx.rest = b"", {}, None
@@ -450,11 +562,14 @@ class Pipeline:
                 log.exception("request could not be published", extra={"request_id": passage.ctx.request_id})
 
     def _publish(self, passage: Passage, now: str) -> None:
-        ctx, view = passage.ctx, passage.view
-        if view is not None:
-            ctx.usage, ctx.finish_reason, ctx.events = view.usage(), view.finish_reason(), view.choice_events()
-            self._count_usage(ctx)
+        ctx = passage.ctx
+        self._count(passage)
+        if passage.answered is not None and passage.view is not None:
+            self._chooser.learn(passage.answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
+            self._metrics.routed(ctx, passage.answered)
         self._metrics.settle(ctx, passage.ended)
+        if self._ledger is not None and passage.identity is not None:
+            self._ledger.add(ctx, passage.identity, passage.ended)
         if self._request_log is not None:
             self._request_log.settle(ctx, passage.ended, now)
         if self._tracing is not None:
@@ -464,22 +579,52 @@ class Pipeline:
 class Passage:
     """What one request holds on its way, beside its context."""
 
-    __slots__ = ("answer", "ctx", "ended", "endpoint", "lease", "settled", "view")
+    __slots__ = (
+        "answer",
+        "answered",
+        "counted",
+        "ctx",
+        "ended",
+        "failed",
+        "identity",
+        "isolation",
+        "lease",
+        "objective",
+        "settled",
+        "ticket",
+        "view",
+    )
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
+        self.identity: Identity | None = None
+        """Whose request it is, once that is known."""
         self.lease: Lease | None = None
-        self.endpoint: Endpoint | None = None
-        """Where an attempt is under way."""
+        self.isolation: str | None = None
+        """What keeps the engine's cache of this request apart from others'."""
+        self.objective = STANDARD
+        self.ticket: Ticket | None = None
+        """Of the attempt that is under way."""
+        self.answered: Ticket | None = None
+        """Of the attempt whose answer the client got, once that is over."""
+        self.failed: Endpoint | None = None
+        """Where the last attempt failed in a way that may be the request's own."""
         self.answer: Answer | None = None
         self.view: AnswerView | WholeView | None = None
-        self.settled = False
+        self.counted = self.settled = False
         self.ended = 0.0
         """When it was settled, in monotonic seconds."""
 
+    def question(self) -> Question:
+        return question_of(self.ctx, self.isolation)
+
 
 RETRIED = (Unavailable, Overloaded, EngineFailed)
-"""What another engine may do better. A time-out is not among them: the request has used up its time."""
+"""What another model may do better. A time-out is not among them: it would be asked for what took too long already."""
+MENDED_ELSEWHERE = (*RETRIED, EngineTimedOut)
+"""What another engine of the model may do better, while the request has time left."""
+DRAINING = "cannot schedule new futures after shutdown"
+"""What vLLM 0.32 answers with a 500 to new requests between SIGTERM and its end, while its /health is green."""
 
 _CALLERS_FAULT: dict[int, type[RequestError]] = {
     400: InvalidRequest,

@@ -6,10 +6,10 @@ A nested field is spelt with two underscores: `SERVING_SERVER__PORT=8080`. This 
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -18,8 +18,15 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from serving.core.errors import ConfigurationError
 from serving.core.routes import Task
-from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models
+from serving.fleet_settings import SERVICE_ACCOUNT, KubernetesPoolSettings, KubernetesSettings, LoadSettings
+from serving.health_settings import HealthSettings
+from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
+from serving.limit_settings import LimitStoreSettings, QueueSettings
+from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
+from serving.routing_settings import RoutingSettings
 from serving.strict_yaml import read_yaml
+from serving.tenant_settings import ParameterLimits as ParameterLimits
+from serving.tenant_settings import TenantName, TenantSettings, check_tenants
 
 PREFIX = "SERVING_"
 
@@ -36,6 +43,13 @@ def _host(host: str) -> str:
     if not _is_host(host):
         raise ValueError("must be an IP address or a valid host name")
     return host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _is_host(host: str) -> bool:
@@ -169,45 +183,6 @@ class ServerSettings(_Section):
         return self
 
 
-class ParameterLimits(_Section):
-    """Ceilings of request fields that multiply an engine's memory or work; above one the request is answered 400."""
-
-    n: Count = 8
-    best_of: Count = 8
-    top_logprobs: Annotated[int, Field(ge=0)] = 20
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
-    """None: the field is refused. It has crashed engines on long prompts."""
-    max_tokens: Count | None = None
-    """Ceiling of max_tokens, max_completion_tokens and max_output_tokens; None leaves it to the model's context."""
-    prompts: Count = 256
-    """Prompts in one completions request."""
-    inputs: Count = 256
-    """Inputs in one embeddings request."""
-    documents: Count = 1000
-    """Documents or pairs in one rerank or score request; each image of a document counts, too."""
-    form_fields: Count = 64
-    """Fields of one form, its file included."""
-    form_field_bytes: Count = 64 * 1024
-    """Size of one field of a form that is no file."""
-    json_values: Count = 1_000_000
-    """Values and escapes in one body, counted roughly: with more of them, reading it would hold up all other requests."""
-
-    @cached_property
-    def bounds(self) -> dict[str, tuple[int, int | None]]:
-        """Least and most of each integer field; most below least means that the field is refused."""
-        return {
-            "n": (1, self.n),
-            "best_of": (1, self.best_of),
-            "logprobs": (0, self.top_logprobs),
-            "top_logprobs": (0, self.top_logprobs),
-            "prompt_logprobs": (0, -1 if self.prompt_logprobs is None else self.prompt_logprobs),
-            "max_tokens": (1, self.max_tokens),
-            "max_completion_tokens": (1, self.max_tokens),
-            "max_output_tokens": (1, self.max_tokens),
-            "min_tokens": (0, self.max_tokens),
-        }
-
-
 class LimitSettings(_Section):
     """What one gateway takes on. Every ceiling has a name here."""
 
@@ -225,6 +200,8 @@ class LimitSettings(_Section):
     in_flight: Count = 4096
     """Requests between admission and their last byte; one more is answered 429."""
     parameters: ParameterLimits = ParameterLimits()
+    queue: QueueSettings = QueueSettings()
+    store: LimitStoreSettings = LimitStoreSettings()
 
 
 class RetryBudgetSettings(_Section):
@@ -242,12 +219,13 @@ class RelaySettings(_Section):
 
     connect_timeout_seconds: Seconds = 2.0
     first_byte_timeout_seconds: Seconds = 600.0
-    """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine."""
+    """From the request's last byte to the first byte of an answer; covers queueing and prefill in the engine. After it another
+    engine is asked, and three in a row put the engine out (`health`)."""
     idle_timeout_seconds: Seconds = 300.0
-    """The longest gap between two pieces of one answer."""
+    """The longest gap between two pieces of one answer, as between two chunks of a stream."""
     request_timeout_seconds: Seconds = 3600.0
     """From a request's arrival to the last byte of its answer, retries included; then the engine's connection is closed and the
-    client gets 504, or an error in its stream."""
+    client gets 504, or an error in its stream. A request may give itself less by the header `x-request-timeout`, in seconds."""
     keep_alive_comment_seconds: Seconds | None = None
     """Send a comment into a stream that was silent for this long, also before its first event, so that idle timers on the way
     do not cut it. Once the first has gone out the status is 200 for good and a later failure is said in the stream, so this
@@ -310,11 +288,11 @@ class ProbeSettings(_Section):
 class KeySettings(_Section):
     """One API key, by the hex SHA-256 of its text."""
 
-    tenant: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    tenant: TenantName
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class AuthSettings(_Section):
+class AuthSettings(KeySourceSettings):
     """Who may ask. Without keys everybody may, as the tenant `default`."""
 
     api_key: SecretStr | None = None
@@ -323,7 +301,8 @@ class AuthSettings(_Section):
     isolate_caches: bool = True
     """Several tenants do not share an engine's prefix cache: whether a prompt is cached would tell what others asked."""
     cache_secret: SecretStr | None = None
-    """What the tenants' cache salts are made with; give all replicas the same. Without it each process makes its own."""
+    """What the tenants' cache salts are made with; give all replicas the same. None: made from `key_secret` where there is
+    one, else each process makes its own."""
 
     @model_validator(mode="after")
     def _distinct(self) -> AuthSettings:
@@ -333,7 +312,7 @@ class AuthSettings(_Section):
                 raise ValueError(f"keys: the key {sha256[:8]}… is listed twice")
         return self
 
-    @field_validator("api_key", "cache_secret", mode="after")
+    @field_validator("api_key", "cache_secret", "key_secret", mode="after")
     @classmethod
     def _filled(cls, secret: SecretStr | None) -> SecretStr | None:
         """Secrets that come from files end in a newline that nobody means."""
@@ -359,22 +338,41 @@ class EndpointSettings(_Section):
     """What the engine does with the model, any of generate, embed, score and transcription. Routes of other tasks answer 404
     for it. The same for all endpoints of a model."""
     pool: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
+    slots: Count | None = None
+    """Requests that this gateway gives the engine at a time; more wait in the model's queue (`limits.queue`), which there is
+    when all endpoints of the model have slots. With several gateways each has its own: give each a part. None: no queue."""
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
 
 
 class PoolSettings(_Section):
-    """A pool whose engines come and go: each address of a DNS name is one, as behind a headless Service of Kubernetes."""
+    """A pool whose engines come and go: the addresses of a DNS name, or what Kubernetes says. One of the two."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
     model: Annotated[str, Field(min_length=1, max_length=256)]
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
     target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
-    host: Annotated[Host, Field(min_length=1)]
-    port: Annotated[int, Field(ge=1, le=65535)]
+    host: Annotated[Host, Field(min_length=1)] | None = None
+    """A DNS name; each of its addresses is an engine, at `port`."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    kubernetes: KubernetesPoolSettings | None = None
+
+    slots: Count | None = None
+    """Requests that this gateway gives each of its engines at a time; more wait in the model's queue (`limits.queue`) as with
+    `endpoints`. With several gateways each has its own: give each a part. None: no queue."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PoolSettings:
+        if (self.host is None) == (self.kubernetes is None):
+            raise ValueError("give exactly one source of engines: host with port, or kubernetes")
+        if self.host is not None and self.port is None:
+            raise ValueError("port: is missing; it is where the engines behind the host listen")
+        if self.kubernetes is not None and self.port is not None:
+            raise ValueError("port: belongs to host; with kubernetes it is kubernetes.port")
+        return self
 
 
 class DiscoverySettings(_Section):
-    """How the addresses of `pools` are looked up."""
+    """How the addresses of `pools` with a host are looked up."""
 
     period_seconds: Seconds = 2.0
     timeout_seconds: Seconds = 5.0
@@ -422,7 +420,13 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     relay: RelaySettings = RelaySettings()
     probe: ProbeSettings = ProbeSettings()
+    health: HealthSettings = HealthSettings()
     auth: AuthSettings = AuthSettings()
+    tenants: dict[TenantName, TenantSettings] = {}
+    """By the name that keys carry. Without any, every tenant that has a key may do what the gateway's own limits allow."""
+    database: DatabaseSettings = DatabaseSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    prices: PricesSettings = PricesSettings()
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
@@ -431,6 +435,9 @@ class Settings(BaseSettings):
     provider_listing: ProviderListingSettings = ProviderListingSettings()
     pools: tuple[PoolSettings, ...] = ()
     discovery: DiscoverySettings = DiscoverySettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    engine_load: LoadSettings = LoadSettings()
+    routing: RoutingSettings = RoutingSettings()
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -451,11 +458,93 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _slots_for_all(self) -> Settings:
+        sources: tuple[EndpointSettings | PoolSettings, ...] = (*self.endpoints, *self.pools)
+        with_slots = {source.model: source.name for source in sources if source.slots is not None}
+        for source in sources:
+            other = with_slots.get(source.model)
+            if source.slots is None and other is not None:
+                place = "endpoints" if source in self.endpoints else "pools"
+                raise ValueError(
+                    f"{place}: {other!r} has slots and {source.name!r}, which serves the same model {source.model!r}, has none; "
+                    "give slots to all endpoints of a model or to none"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _priced_where_dollars_are_limited(self) -> Settings:
+        pools: dict[str, dict[str, bool]] = {}
+        for endpoint in self.endpoints:
+            pools.setdefault(endpoint.model, {})[endpoint.pool] = "generate" in endpoint.tasks
+        for pool in self.pools:
+            pools.setdefault(pool.model, {})[pool.name] = "generate" in pool.tasks
+        for name, tenant in self.tenants.items():
+            if tenant.limits.dollars_per_day is None:
+                continue
+            asked = [served_name(model, self.models) for model in tenant.models or pools]
+            behind = [
+                served_name(each, self.models) for model in asked if model in self.models for each in self.models[model].fallbacks
+            ]
+            for model in dict.fromkeys((*asked, *behind)):
+                self._check_priced(name, model, pools.get(model, {}))
+        return self
+
+    def _check_priced(self, tenant: str, model: str, pools: Mapping[str, bool]) -> None:
+        """`pools` of the model, and whether they make output."""
+        for pool, generates in pools.items():
+            prices = self.prices.pools.get(pool) or self.prices.models.get(model)
+            if prices is None or prices.prompt is None or (generates and prices.output is None):
+                raise ValueError(
+                    f"tenants.{tenant}.limits.dollars_per_day: needs the prices of prompt and output of each model that the "
+                    f"tenant may use, and {model!r} in the pool {pool!r} has not both; give them as prices.models.{model}"
+                )
+
+    @model_validator(mode="after")
     def _known_models(self) -> Settings:
         served = {pool.model: pool.name for pool in self.pools} | {endpoint.model: endpoint.name for endpoint in self.endpoints}
         check_models(self.models, served)
         if self.provider_listing.enabled and not any(model.listing for model in self.models.values()):
             raise ValueError("provider_listing.enabled: there is nothing to list; give a model a listing, as models.NAME.listing")
+        return self
+
+    @model_validator(mode="after")
+    def _known_tenants(self) -> Settings:
+        served = {*(pool.model for pool in self.pools), *(endpoint.model for endpoint in self.endpoints)}
+        pools = {*(pool.name for pool in self.pools), *(endpoint.pool for endpoint in self.endpoints)}
+        check_tenants(self.tenants, [key.tenant for key in self.auth.keys], {*self.models, *served})
+        check_prices(self.prices, self.models, served, pools)
+        return self
+
+    @model_validator(mode="after")
+    def _secret_for_keys(self) -> Settings:
+        if self.auth.key_secret is None and (self.auth.key_file is not None or self.database.kind == "postgresql"):
+            source = "auth.key_file" if self.auth.key_file is not None else "a PostgreSQL database"
+            raise ValueError(f"auth.key_secret: is missing: the keys of {source} are hashed with it; give all gateways the same")
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody needs a key because there is no place for any."""
+        auth = self.auth
+        return auth.api_key is None and not auth.keys and auth.key_file is None and self.database.kind is None
+
+    def check_reach(self, host: str) -> None:
+        """Whether a gateway with these settings may listen at `host`.
+
+        Raises: ConfigurationError when others than this machine can reach it and nobody is asked for a key.
+        """
+        if self.is_open and not self.auth.allow_anonymous and not _is_loopback(host):
+            raise ConfigurationError(
+                f"server.host: {host or 'every address'} can be reached from other machines, and nobody is asked for a key: "
+                "set auth.api_key, auth.keys, auth.key_file or database.url, or auth.allow_anonymous: true"
+            )
+
+    @model_validator(mode="after")
+    def _known_names_of_routing(self) -> Settings:
+        pools = {pool.name for pool in self.pools} | {endpoint.pool for endpoint in self.endpoints}
+        for name in self.routing.pools:
+            if name not in pools:
+                raise ValueError(f"routing.pools: there is no pool {name!r}{_nearest(name, pools)}")
         return self
 
     @model_validator(mode="after")
@@ -529,6 +618,38 @@ def engine_secrets() -> tuple[str, ...]:
         return () if value is None else tuple(_secret_lines(os.fsencode(value)))
     except ValueError as error:
         raise ConfigurationError(f"environment: {name}: {error}") from None
+
+
+def kubernetes_access(settings: KubernetesSettings) -> KubernetesSettings:
+    """The same settings with the server, token and authority of the cluster in which this process runs, where they name none.
+
+    Raises:
+        ConfigurationError: there is no such cluster
+    """
+    if settings.api_url is not None:
+        return settings
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port:
+        raise ConfigurationError(
+            "kubernetes.api_url: is not set, and this process is in no cluster (KUBERNETES_SERVICE_HOST and _PORT are not there)"
+        )
+    shown = f"[{host}]" if ":" in host else host
+    found = {
+        "api_url": f"https://{shown}:{port}",
+        "token_file": settings.token_file or SERVICE_ACCOUNT / "token",
+        "ca": settings.ca or SERVICE_ACCOUNT / "ca.crt",
+    }
+    return settings.model_copy(update=found)
+
+
+def own_namespace(pool: PoolSettings) -> str:
+    """The namespace of this process's pod, for a pool that names none. Raises: ConfigurationError."""
+    try:
+        return (SERVICE_ACCOUNT / "namespace").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        raise ConfigurationError(
+            f"pools: {pool.name}: kubernetes.namespace: is not set, and {SERVICE_ACCOUNT}/namespace cannot be read"
+        ) from None
 
 
 def cache_dir() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import uvloop
 from hypothesis import settings
 
 from serving.settings import Settings
+from tests.doubles.postgres import RealPostgres, empty_database, real_postgres
 from tests.doubles.real_engine import RealEngine, is_installed, running_engine
+from tests.doubles.redis_server import RedisServer, redis_server
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -55,6 +58,28 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
     """One healthy scripted engine that serves the model `tiny`."""
     async with ScriptedEngine() as started:
         yield started
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    """A real Redis of this test's own; the test is skipped where there is none."""
+    async with redis_server(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[RealPostgres]:
+    """One PostgreSQL for the whole run, which nobody kills; `empty_database` makes a database of it."""
+    with real_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty database of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path}/serving.db"
+    return empty_database(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+
+from serving.ledger_settings import DatabaseSettings
+from serving.tenancy.database.open import open_database
 
 GATEWAY = [sys.executable, "-m", "serving", "gateway"]
 
@@ -50,6 +54,24 @@ def test_a_taken_port_is_one_sentence_and_status_2(taken: str, variable: str) ->
 @pytest.mark.parametrize("field", ["HOST", "OPERATOR_HOST"])
 def test_a_wrong_host_is_one_sentence_and_status_2(field: str, host: str) -> None:
     assert host in refusal(**{f"SERVING_SERVER__{field}": host, "SERVING_SERVER__OPERATOR_PORT": "0"})
+
+
+def test_where_nobody_is_asked_for_a_key_only_the_loopback_is_listened_on() -> None:
+    message = refusal(SERVING_SERVER__HOST="0.0.0.0")
+    assert message.startswith("serving: server.host: 0.0.0.0 can be reached from other machines, and nobody is asked for a key")
+
+
+def test_a_database_of_a_newer_version_is_one_sentence_and_status_2(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/serving.db"
+    database = open_database(DatabaseSettings(url=SecretStr(url)))
+    database.execute("UPDATE serving_schema SET version = 99")
+    database.close()
+    assert refusal(SERVING_DATABASE__URL=url).startswith("serving: database.url: the database has schema 99")
+
+
+def test_a_key_file_that_is_not_there_is_one_sentence_and_status_2(tmp_path: Path) -> None:
+    message = refusal(SERVING_AUTH__KEY_FILE=str(tmp_path / "none"), SERVING_AUTH__KEY_SECRET="0123456789abcdef")
+    assert message.startswith(f"serving: auth.key_file: {tmp_path}/none cannot be read")
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-"])

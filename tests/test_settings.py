@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from serving.core.errors import ConfigurationError
-from serving.settings import EndpointSettings, TracingSettings, cache_dir, catalog_dir, load_settings
+from serving.settings import EndpointSettings, Settings, TracingSettings, cache_dir, catalog_dir, load_settings
 
 SECRET = "sk-never-shown"
 ENDPOINTS = '[{"name": "e1", "url": "http://engine:8000", "model": "tiny"}]'
@@ -631,3 +631,31 @@ def test_a_model_that_leads_nowhere_or_in_a_circle_is_refused(file_with: WriteFi
 def test_models_may_stand_in_for_each_other(file_with: WriteFile) -> None:
     path = file_with("models: {a: {fallbacks: [b]}, b: {fallbacks: [a]}}\n")
     assert load_settings(path).models["b"].fallbacks == ("a",)
+
+
+# Who may ask from where
+
+OPEN_AND_NOT: list[tuple[dict[str, Any], bool]] = [
+    ({}, True),
+    ({"auth": {"api_key": "k"}}, False),
+    ({"auth": {"keys": [{"tenant": "red", "sha256": "a" * 64}]}}, False),
+    ({"auth": {"key_file": "/keys", "key_secret": "0123456789abcdef"}}, False),
+    ({"database": {"url": "sqlite:/a.db"}}, False),
+]
+
+
+@pytest.mark.parametrize(("sections", "is_open"), OPEN_AND_NOT)
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.0.0.1", "example.test", "127.0.0.1.example.test"])
+def test_where_nobody_is_asked_for_a_key_others_cannot_come(sections: dict[str, Any], is_open: bool, host: str) -> None:
+    settings = Settings.model_validate(sections)
+    if not is_open:
+        settings.check_reach(host)
+        return
+    with pytest.raises(ConfigurationError, match=r"server\.host: .* nobody is asked for a key"):
+        settings.check_reach(host)
+    Settings.model_validate({"auth": {"allow_anonymous": True}}).check_reach(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_the_loopback_is_open_to_everybody_on_the_machine(host: str) -> None:
+    Settings().check_reach(host)

@@ -11,7 +11,12 @@ from serving.core.context import Headers
 
 METHODS = b"GET, HEAD, POST, OPTIONS"
 REQUEST_HEADERS = b"Authorization, Content-Type"
-EXPOSED_HEADERS = b"X-Request-Id, X-Serving-Dropped-Fields, X-Served-Model, Retry-After"
+_KINDS, _WORDS = (b"Requests", b"Tokens"), (b"Limit", b"Remaining", b"Reset")
+_LIMIT_HEADERS = (
+    *(b"X-RateLimit-%s-%s" % (word, kind) for kind in _KINDS for word in _WORDS),
+    *(b"Anthropic-RateLimit-%s-%s" % (kind, word) for kind in _KINDS for word in _WORDS),
+)
+EXPOSED_HEADERS = b", ".join((b"X-Request-Id, X-Serving-Dropped-Fields, X-Served-Model, Retry-After", *_LIMIT_HEADERS))
 PREFLIGHT_SECONDS = b"7200"
 """How long a browser may remember a preflight; browsers cap it at about this themselves."""
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+(?:[ \t]*,[ \t]*[A-Za-z0-9_-]+)*")

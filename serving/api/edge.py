@@ -168,6 +168,9 @@ def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
         arrived=monotonic(),
         traceparent=traceparent.decode("ascii") if traced and traceparent else None,
         tracestate=tracestate.decode("ascii") if traced and _TRACESTATE.fullmatch(tracestate) else None,
+        asked_timeout=headers.get(b"x-request-timeout"),
+        asked_class=headers.get(b"x-request-class"),
+        explain_key=headers.get(b"x-serving-explain"),
     )
 
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from serving.fleet.store import Fleet, Snapshot
 from serving.model_settings import CapacitySettings, ListingSettings, ProviderListingSettings
 from serving.routing.models import PublicModel
+from serving.tenancy.tenants import Tenant
 
 PATH = "/v1/providers/models"
 SCHEMA_VERSION = "2.4"
@@ -27,7 +28,7 @@ def add_provider_listing(
     settings: ProviderListingSettings,
     models: Mapping[str, PublicModel],
     fleet: Fleet,
-    identify: Callable[[Request], None],
+    identify: Callable[[Request], Tenant],
 ) -> None:
     """Add the route, where it is enabled. A model without a `listing` in the settings is not in it."""
     if not settings.enabled:
@@ -35,13 +36,13 @@ def add_provider_listing(
 
     @api.api_route(PATH, methods=["GET", "HEAD"])
     async def list_for_providers(request: Request) -> Document:
-        identify(request)
+        tenant = identify(request)
         snapshot = fleet.snapshot
         return {
             "data": [
                 model_document(model.name, model.listing, settings, is_ready=_readiness(snapshot, model.served))
                 for model in models.values()
-                if model.listing is not None
+                if model.listing is not None and tenant.may_use(model.name)
             ]
         }
 

@@ -14,6 +14,7 @@ from serving.core.errors import InvalidRequest, ModelNotFound
 from serving.core.routes import ANTHROPIC
 from serving.fleet.store import Fleet
 from serving.routing.models import PublicModel
+from serving.tenancy.tenants import Tenant
 
 Card = dict[str, Any]
 DEFAULT_PAGE = 20
@@ -23,7 +24,7 @@ LIFECYCLE = "active"
 """Of every model here, in Anthropic's words."""
 
 
-def add_models(api: FastAPI, *, models: Mapping[str, PublicModel], fleet: Fleet, identify: Callable[[Request], None]) -> None:
+def add_models(api: FastAPI, *, models: Mapping[str, PublicModel], fleet: Fleet, identify: Callable[[Request], Tenant]) -> None:
     """Add `GET /v1/models` and `GET /v1/models/{id}`; a request with `anthropic-version` is answered in Anthropic's shape."""
     started_seconds = int(wall_seconds())
 
@@ -59,16 +60,17 @@ def add_models(api: FastAPI, *, models: Mapping[str, PublicModel], fleet: Fleet,
 
     @api.api_route("/v1/models", methods=["GET", "HEAD"])
     async def list_models(request: Request) -> Card:
-        identify(request)
+        tenant = identify(request)
+        allowed = [model for model in models.values() if tenant.may_use(model.name)]
         if is_anthropic(request):
-            return _page([anthropic_card(model) for model in models.values()], request)
-        return {"object": "list", "data": [openai_card(model) for model in models.values()]}
+            return _page([anthropic_card(model) for model in allowed], request)
+        return {"object": "list", "data": [openai_card(model) for model in allowed]}
 
     @api.api_route("/v1/models/{model:path}", methods=["GET", "HEAD"])
     async def retrieve_model(request: Request, model: str) -> Card:
-        identify(request)
+        tenant = identify(request)
         found = models.get(model)
-        if found is None:
+        if found is None or not tenant.may_use(found.name):
             raise ModelNotFound("The model does not exist here. GET /v1/models lists those that do.", param="model")
         return anthropic_card(found) if is_anthropic(request) else openai_card(found)
 

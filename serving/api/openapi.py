@@ -33,12 +33,12 @@ STATUSES: Mapping[int, str] = {
     413: "The body is larger than {body_bytes} bytes, as sent or decompressed.",
     414: "The URL is longer than {url_bytes} bytes.",
     415: "The body is not JSON, or is compressed in a way other than gzip and deflate.",
-    429: "The gateway or its engines are full.",
+    429: "The gateway or its engines are full, or a limit of the tenant is used up.",
     431: "The header fields are longer than {header_bytes} bytes or more than {header_count}.",
     500: "The gateway failed.",
     502: "An engine failed before the first byte of its answer.",
     503: "No engine of the model is ready, the gateway has too many connections, or it is going away.",
-    504: "An engine did not begin its answer in time.",
+    504: "An engine did not begin its answer in time, or the request's own time was over.",
 }
 
 
@@ -78,6 +78,12 @@ _ID_PARAMETER: Json = {
     "description": "Engines and answers carry it. One that is not of the form that answers have is replaced.",
     "schema": {"type": "string"},
 }
+_TIMEOUT_PARAMETER: Json = {
+    "name": "x-request-timeout",
+    "in": "header",
+    "description": "Seconds that the request gives itself, its wait in a queue included. The gateway's own limit holds, too.",
+    "schema": {"type": "string", "pattern": r"^(?!0+(\.0+)?$)[0-9]{1,9}(\.[0-9]{1,9})?$"},
+}
 
 
 class _Operations:
@@ -104,7 +110,7 @@ class _Operations:
         return {
             "operationId": route.name,
             "tags": [dialect.name],
-            "parameters": [_ID_PARAMETER],
+            "parameters": [_ID_PARAMETER, _TIMEOUT_PARAMETER],
             "requestBody": {"required": True, "content": body_content(route, limits)},
             "responses": responses,
         } | self._security(dialect)
@@ -170,7 +176,7 @@ _STATUS_HEADERS: Mapping[int, Json] = {
     401: {"WWW-Authenticate": _header("www-authenticate")},
     405: {"Allow": _header("allow")},
     415: {"Accept-Encoding": _header("accept-encoding")},
-    429: {"Retry-After": _header("retry-after")},
+    429: {"Retry-After": _header("possible-retry-after")},
     503: {"Retry-After": _header("retry-after")},
 }
 

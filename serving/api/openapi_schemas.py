@@ -116,6 +116,7 @@ HEADERS: Mapping[str, Json] = {
         "schema": _TEXT,
     },
     "retry-after": {"description": "Seconds.", "required": True, "schema": _SECONDS},
+    "possible-retry-after": {"description": "Seconds; not where waiting does not help.", "schema": _SECONDS},
     "www-authenticate": {"required": True, "schema": {"const": "Bearer"}},
     "allow": {"required": True, "schema": _TEXT},
     "accept-encoding": {"description": "The ways in which a body may be compressed.", "schema": _TEXT},
@@ -183,6 +184,12 @@ OWN_ROUTES: Mapping[str, OwnRoute] = {
     ),
     "/metrics": OwnRoute(
         name="metrics", summary="Metrics in Prometheus's text format.", tag="operation", answer={"text/plain": {"schema": _TEXT}}
+    ),
+    "/fleet": OwnRoute(
+        name="fleet",
+        summary="Pools and endpoints: state, load, requests under way. null is unknown.",
+        tag="operation",
+        answer=_json(_object(pools=_list({"type": "object"}))),
     ),
     "/openapi.json": OwnRoute(name="openapi", summary="This document.", tag="operation", answer=_json({"type": "object"})),
 }

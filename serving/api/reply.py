@@ -107,6 +107,8 @@ class Reply:
         headers = [*headers, (b"x-request-id", request_id)]
         if ctx.route.dialect.request_id_header is not None:
             headers.append((ctx.route.dialect.request_id_header, request_id))
+        if ctx.decision and ctx.explain_key is not None:
+            headers.append((b"x-serving-decision", ctx.decision))
         if ctx.dropped_fields:
             headers.append((b"x-serving-dropped-fields", ", ".join(ctx.dropped_fields).encode("ascii", "replace")))
         for name, value in headers:

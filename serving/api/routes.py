@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -16,12 +17,14 @@ from serving.api.listing import add_provider_listing
 from serving.api.models import add_models
 from serving.api.openapi import document
 from serving.core.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestError
+from serving.fleet.report import FleetReport
 from serving.fleet.store import Fleet
 from serving.model_settings import ProviderListingSettings
 from serving.observability.metrics import Metrics
 from serving.routing.models import PublicModel
 from serving.settings import Settings
 from serving.tenancy.identities import Identities
+from serving.tenancy.tenants import Tenant
 
 
 def create_api(
@@ -31,21 +34,24 @@ def create_api(
     fleet: Fleet,
     identities: Identities,
     metrics: Metrics | None,
+    report: Callable[[], FleetReport] | None,
     draining: Callable[[], bool],
     published: Settings | None,
 ) -> FastAPI:
-    """The FastAPI application behind the hot path; without `metrics`, they are served elsewhere.
+    """The FastAPI application behind the hot path; without `metrics` and `report`, they are served elsewhere.
 
     With `published`, it tells the OpenAPI document of a gateway with these settings.
     """
     api = _bare_api()
-    _add_probes(api, models, fleet, draining)
+    _add_probes(api, models, fleet, draining, identities)
     if metrics is not None:
         _add_metrics(api, metrics)
+    if report is not None:
+        _add_fleet(api, report)
 
-    def identify(request: Request) -> None:
+    def identify(request: Request) -> Tenant:
         authorization, key = request.headers.get("authorization"), request.headers.get("x-api-key")
-        identities.identify(credential(_bytes(authorization), _bytes(key)))
+        return identities.identify(credential(_bytes(authorization), _bytes(key))).tenant
 
     add_models(api, models=models, fleet=fleet, identify=identify)
     add_provider_listing(api, settings=provider_listing, models=models, fleet=fleet, identify=identify)
@@ -55,16 +61,25 @@ def create_api(
 
 
 def create_operator_api(
-    *, models: Mapping[str, PublicModel], fleet: Fleet, metrics: Metrics, draining: Callable[[], bool]
+    *,
+    models: Mapping[str, PublicModel],
+    fleet: Fleet,
+    identities: Identities,
+    metrics: Metrics,
+    report: Callable[[], FleetReport],
+    draining: Callable[[], bool],
 ) -> FastAPI:
     """What operators see at an address of their own."""
     api = _bare_api()
-    _add_probes(api, models, fleet, draining)
+    _add_probes(api, models, fleet, draining, identities)
     _add_metrics(api, metrics)
+    _add_fleet(api, report)
     return api
 
 
-def _add_probes(api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, draining: Callable[[], bool]) -> None:
+def _add_probes(
+    api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, draining: Callable[[], bool], identities: Identities
+) -> None:
     served = tuple(dict.fromkeys(model.served for model in models.values()))
 
     @api.api_route("/livez", methods=["GET", "HEAD"])
@@ -75,7 +90,7 @@ def _add_probes(api: FastAPI, models: Mapping[str, PublicModel], fleet: Fleet, d
     @api.api_route("/health", methods=["GET", "HEAD"])
     async def readyz(response: Response) -> dict[str, object]:
         snapshot = fleet.snapshot
-        ready = snapshot.any_ready and not draining()
+        ready = snapshot.any_ready and identities.is_ready and not draining()
         response.status_code = 200 if ready else 503
         return {
             "status": "draining" if draining() else "ready" if ready else "not ready",
@@ -88,6 +103,14 @@ def _add_metrics(api: FastAPI, metrics: Metrics) -> None:
     async def scrape() -> Response:
         text, content_type = metrics.exposition()
         return Response(text, media_type=content_type)
+
+
+def _add_fleet(api: FastAPI, report: Callable[[], FleetReport]) -> None:
+    """What `serving fleet` shows; like the metrics, for whoever reaches the address."""
+
+    @api.api_route("/fleet", methods=["GET", "HEAD"])
+    async def fleet_report() -> Response:
+        return Response(orjson.dumps(asdict(report())), media_type="application/json")
 
 
 def _add_document(api: FastAPI, settings: Settings) -> None:

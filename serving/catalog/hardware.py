@@ -131,6 +131,10 @@ class Target(Record):
             raise ValueError(f"formats: says nothing of {', '.join(silent)}; write {{support: refused}} where it cannot run")
         return self
 
+    @property
+    def dollars_per_node_hour(self) -> float | None:
+        return round(self.price.dollars_per_accelerator_hour * self.accelerators_per_node, 4) if self.price else None
+
     def real_formats(self) -> list[Format]:
         """Formats with kernels of their own: what an engine runs without emulation."""
         return [name for name, entry in self.formats.items() if entry.support in ("native", "weight-only")]

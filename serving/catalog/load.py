@@ -49,6 +49,11 @@ def load_catalog(root: Path) -> Catalog:
     )
 
 
+def read_record(path: Path, kind: type[R]) -> R:
+    """One YAML file as a record. Raises: ConfigurationError, as `load_catalog`."""
+    return _validate(path, read_yaml(path), kind)
+
+
 def find_profile(catalog: Catalog, name: str) -> Profile:
     """The profile of that name.
 

@@ -10,6 +10,7 @@ from serving import __version__
 from serving.catalog.argv import OURS
 from serving.catalog.model import Catalog, HubSource, Profile, PublishedSource, Target
 from serving.catalog.parallel import PARALLEL_ARGUMENTS, accelerators
+from serving.catalog.speed import Priors
 
 FILES_FOLDER = PurePosixPath("/etc/serving/engine")
 """Where the guard and the programs of a pod are mounted."""
@@ -119,3 +120,19 @@ def concurrency(profile: Profile) -> int | None:
     """Requests that one engine runs at once, for scaling; None where the profile leaves it to the engine."""
     value = profile.arguments.get("max-num-seqs")
     return value if isinstance(value, int) else None
+
+
+def routing(profile: Profile, priors: Priors) -> dict[str, Any]:
+    """What the gateway's setting `routing.pools` knows of an engine beforehand; a price only where there is one."""
+    known: dict[str, Any] = {
+        "prefill_tokens_per_second": priors.prefill_tokens_per_second,
+        # The gateway counts in seconds for a token of a request, of which one step may bring several.
+        "step_seconds": float(f"{priors.step_seconds / priors.tokens_per_step:.4g}"),
+        "step_seconds_per_sequence": float(f"{priors.step_seconds_per_request / priors.tokens_per_step:.4g}"),
+        "sequences": concurrency(profile),
+        "cache_tokens": priors.kv_capacity_tokens,
+        "elastic": priors.elastic,
+    }
+    if priors.dollars_per_accelerator_hour is not None:
+        known["dollars_per_hour"] = round(priors.dollars_per_accelerator_hour * priors.accelerators, 4)
+    return {key: value for key, value in known.items() if value is not None}

@@ -24,12 +24,13 @@ from serving.catalog.pod import (
     fetch,
     hardened_image,
     owned_flags,
+    routing,
     simulation,
     wait,
     weights_folder,
     with_ranks,
 )
-from serving.catalog.speed import priors_of
+from serving.catalog.speed import Priors, priors_of
 from serving.catalog.vocabulary import check
 from serving.core.errors import ConfigurationError
 
@@ -110,8 +111,9 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
         "accelerators": accelerators(profile, target),
         "accelerators_per_node": target.accelerators_per_node,
         "nodes_per_engine": profile.nodes_per_engine,
-        "price_dollars_per_node_hour": _node_price(target),
-        "priors": priors,
+        "price_dollars_per_node_hour": target.dollars_per_node_hour,
+        "priors": dataclasses.asdict(priors) if priors else None,
+        "routing": routing(profile, priors) if priors else None,
     }
 
 
@@ -137,14 +139,10 @@ def shared_memory_bytes(profile: Profile, target: Target) -> int:
     return profile.host.shared_memory_bytes or target.pod.shared_memory_bytes
 
 
-def _node_price(target: Target) -> float | None:
-    return round(target.price.dollars_per_accelerator_hour * target.accelerators_per_node, 4) if target.price else None
-
-
-def _priors(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:
+def _priors(catalog: Catalog, profile: Profile) -> Priors | None:
     """None where the target's rates are not published, so that nothing can be said before an engine has run."""
     try:
-        return dataclasses.asdict(priors_of(catalog, profile))
+        return priors_of(catalog, profile)
     except ConfigurationError:
         return None
 

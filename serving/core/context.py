@@ -67,6 +67,17 @@ class RequestContext:
     trace: Trace | None = None
     """Only while tracing is on."""
 
+    asked_timeout: bytes | None = None
+    """How many seconds the client gives the request, as it wrote them."""
+    asked_class: bytes | None = None
+    """How urgent the client says it is."""
+    ends: float = 0.0
+    """When its own time is used up; 0.0 where only the gateway's holds, which is the longest."""
+
+    explain_key: bytes | None = None
+    """What somebody sent who wants to know why the engine was chosen."""
+    decision: bytes = b""
+    """Why, as JSON, for somebody who may know."""
     tenant: str = ""
     body: bytes = b""
     content_type: bytes = b"application/json"
@@ -92,6 +103,8 @@ class RequestContext:
     """Where the client looks for the text of the model's reasoning; empty where the engine's own field is right."""
     stream: bool = False
     pool: str = ""
+    target: str = ""
+    """The kind of hardware that the attempt under way, or the last one, is at."""
     endpoint: str = ""
     attempts: int = 0
 

@@ -12,6 +12,8 @@
         ├── UrlTooLong            414
         ├── UnsupportedMedia      415
         ├── Overloaded            429   full here: come back after `retry_after_seconds`
+        ├── RateLimited           429   a limit of the tenant: come back after `retry_after_seconds`
+        │   └── QuotaSpent        429   a limit of the tenant that waiting a moment does not help against
         ├── HeadTooLarge          431   more header fields, or longer ones, than the edge reads
         ├── Unavailable           503   no engine can serve the model now
         ├── EngineFailed          502   engines were tried and failed before the first byte
@@ -136,6 +138,18 @@ class Overloaded(RequestError):
     type = "rate_limit_error"
     code = "overloaded"
     outcome = "overloaded"
+
+
+class RateLimited(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    outcome = "rate_limited"
+
+
+class QuotaSpent(RateLimited):
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class Unavailable(RequestError):

@@ -14,6 +14,8 @@ class Outcome(StrEnum):
     NOT_FOUND = "not_found"
     OVERLOADED = "overloaded"
     """Refused because the gateway or the engines are full."""
+    RATE_LIMITED = "rate_limited"
+    """Refused because its tenant has used up one of its limits."""
     UNAVAILABLE = "unavailable"
     """No engine could take the request."""
     ENGINE_ERROR = "engine_error"

@@ -19,6 +19,8 @@ class Attempt:
     result: AttemptResult | None = None
     status: int = 0
     """The engine's status where it refused; 0: it answered, or said nothing."""
+    decision: bytes = b""
+    """Why this engine, as JSON."""
 
 
 @dataclass(slots=True)

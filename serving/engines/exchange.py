@@ -21,7 +21,15 @@ class WireError(Exception):
 
 
 class Unreachable(WireError):
-    """No connection could be made."""
+    """No connection could be made: the engine, or the machine it is on, said no."""
+
+
+class ConnectTimedOut(Unreachable):
+    """Nobody said anything: the engine may be gone, or the way to it, or this process had no time."""
+
+
+class NoResources(Unreachable):
+    """This machine had no file or port left for a connection, which says nothing about the engine."""
 
 
 class StaleConnection(WireError):

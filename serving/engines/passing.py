@@ -40,6 +40,11 @@ class Passing:
                 ctx.first_token = now
                 self._intervals = ctx.chunk_intervals = [0] * (len(self._bounds_seconds) + 1)
             ctx.last_byte = now
+            if view.aborted:
+                data, view.kept_bytes = data[: view.kept_bytes], 0
+        if last and self.view.ends_aborted():
+            # Without its end the client sees that it is not whole.
+            self.view.aborted, data = True, b""
         return data if self._edit is None else self._edit.feed(data, last=last)
 
     def to(self, write: Write, on_done: Callable[[], None]) -> Write:
@@ -90,7 +95,7 @@ class Passing:
     def whole(self) -> bool:
         """Whether the answer may end here: a stream must have said that it is done, or that it failed."""
         view = self.view
-        return view.done or view.failed or not view.is_stream
+        return view.done or view.failed or not (view.is_stream or view.aborted)
 
 
 class _Edit(Protocol):

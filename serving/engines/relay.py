@@ -26,6 +26,12 @@ PASSED_HEADERS = frozenset((b"content-type", b"content-length", b"content-encodi
 """What an engine's header may tell a client; the rest is between the gateway and its engines."""
 
 
+ABORTED = b'"finish_reason":"abort"'
+"""How vLLM ends what it gives up while it stops; inside a JSON string the quotes are escaped."""
+_LINE_BEGINS = b"dei:r\r\n"
+"""First bytes of the lines of an event stream: data, event, id, a comment, retry, and line ends."""
+
+
 class EngineRefused(Exception):
     """The engine answered with an error status, or with an error event before anything else.
 
@@ -103,7 +109,7 @@ class Relay:
         connection = (None if fresh else pool.take()) or await pool.connection(fresh=True)
         settings = self._settings
         exchange = self._open(
-            connection, settings.first_byte_timeout_seconds, ends=ctx.arrived + settings.request_timeout_seconds
+            connection, settings.first_byte_timeout_seconds, ends=ctx.ends or ctx.arrived + settings.request_timeout_seconds
         )
         try:
             connection.send(exchange, _request(pool.address, ctx, self._secret_line), more=ctx.rest is not None)
@@ -114,17 +120,25 @@ class Relay:
                 body, _ = await _read_bounded(exchange, self._settings.error_body_bytes)
                 raise _refusal(status, exchange.headers, body)
             first, complete = exchange.at_hand() or await exchange.piece()
-            is_stream = False
+            is_stream = is_json = False
             headers: Headers = []
             for name, value in exchange.headers:
                 if name in PASSED_HEADERS:
                     headers.append((name, value))
-                    is_stream = is_stream or (name == b"content-type" and value.startswith(b"text/event-stream"))
+                    if name == b"content-type":
+                        is_stream, is_json = value.startswith(b"text/event-stream"), value.startswith(b"application/json")
             if is_stream or ctx.reasoning_field:
                 # Its length may change on the way: by an event that is ours, one that says that it broke off, or a field's name.
                 headers = [(name, value) for name, value in headers if name != b"content-length"]
             if is_stream and first.startswith(ctx.route.dialect.error):
                 raise _refusal(500, [], first.partition(b"data: ")[2].partition(b"\n")[0], in_stream=True)
+            if ABORTED in first:
+                raise BrokenAnswer("the engine gave the request up")
+            if is_stream:
+                if first[:1] not in _LINE_BEGINS:
+                    raise BrokenAnswer("the engine's stream holds no events")
+            elif is_json and first and (first[:1] != b"{" or (complete and first[-1:] != b"}")):
+                _check_json(first, complete)
             told = b""
             if ctx.route.usage_header is not None:
                 told = next((value for name, value in exchange.headers if name == ctx.route.usage_header), b"")
@@ -137,11 +151,26 @@ class Relay:
 
     async def get(self, url: str, path: str, *, timeout_seconds: float) -> tuple[int, bytes]:
         """GET a small answer from an engine, for probes. Raises: WireError."""
+        return await self._small(url, b"GET", path, b"", b"", timeout_seconds)
+
+    async def post(
+        self, url: str, path: str, body: bytes, *, content_type: bytes, header: tuple[bytes, bytes], timeout_seconds: float
+    ) -> tuple[int, bytes]:
+        """POST a small body with one header of its own and take a small answer, for probes. Raises: WireError."""
+        fields = b"content-type: %s\r\ncontent-length: %d\r\n%s: %s\r\n" % (content_type, len(body), *header)
+        return await self._small(url, b"POST", path, fields, body, timeout_seconds)
+
+    async def _small(
+        self, url: str, method: bytes, path: str, fields: bytes, body: bytes, timeout_seconds: float
+    ) -> tuple[int, bytes]:
         pool = self._pool(url)
-        request = b"GET %s HTTP/1.1\r\nhost: %s\r\n%sconnection: close\r\n\r\n" % (
+        request = b"%s %s HTTP/1.1\r\nhost: %s\r\n%s%sconnection: close\r\n\r\n%s" % (
+            method,
             path.encode(),
             pool.address.host_header,
             self._secret_line,
+            fields,
+            body,
         )
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -150,13 +179,13 @@ class Relay:
                 try:
                     connection.send(exchange, request)
                     status = await exchange.head()
-                    body, complete = await _read_bounded(exchange, PROBE_BODY_BYTES)
+                    answer, complete = await _read_bounded(exchange, PROBE_BODY_BYTES)
                     if not complete:
                         raise BrokenAnswer(f"the answer to {path} is larger than {PROBE_BODY_BYTES} bytes")
-                    if status == 401 and b'"engine_secret"' in body:
+                    if status == 401 and b'"engine_secret"' in answer:
                         what = "another secret than" if self._secret_line else "a secret; give it as"
                         raise SecretRefused(f"the engine's guard wants {what} relay.engine_secret (SERVING_RELAY__ENGINE_SECRET)")
-                    return status, body
+                    return status, answer
                 finally:
                     self.close(exchange)
         except TimeoutError:
@@ -211,6 +240,17 @@ class Relay:
                 exchange.fail(AnswerTimedOut("the engine was silent for too long"))
         for pool in self._pools.values():
             pool.close_idle(self._settings.idle_connection_seconds)
+
+
+def _check_json(first: bytes, complete: bool) -> None:
+    """Look closely at an answer that does not begin and end like an object. Raises: BrokenAnswer."""
+    try:
+        if complete:
+            orjson.loads(first)
+        elif not first.lstrip(b" \t\r\n").startswith((b"{", b"[", b'"')):
+            raise ValueError
+    except ValueError:
+        raise BrokenAnswer("the engine's answer is not JSON") from None
 
 
 async def _read_bounded(exchange: Exchange, limit_bytes: int) -> tuple[bytes, bool]:

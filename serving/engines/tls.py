@@ -14,17 +14,20 @@ log = logging.getLogger("serving.engines")
 _Signature = tuple[tuple[int, int, int], ...]
 
 
-class EngineTls:
+class ReloadedTls:
     """Makes the context of new connections; open ones keep theirs.
 
-    The files are looked at whenever a connection is made. Files that cannot be used change nothing and are one error in the log.
-    Raises: ConfigurationError where they cannot be used at the start.
+    The files are looked at whenever a connection is made. Files that cannot be used change nothing and are one error in the log,
+    which calls the other side `peer`. Raises: ConfigurationError where they cannot be used at the start, naming the `fields`.
     """
 
-    def __init__(self, settings: RelaySettings) -> None:
-        self._authorities = settings.engine_ca
-        self._certificate = settings.engine_client_certificate
-        self._key = settings.engine_client_key
+    def __init__(
+        self, authorities: Path | None, certificate: Path | None = None, key: Path | None = None, *, peer: str, fields: str
+    ) -> None:
+        self._authorities = authorities
+        self._certificate = certificate
+        self._key = key
+        self._peer = peer
         self._files = [path for path in (self._authorities, self._certificate, self._key) if path is not None]
         self._seen = self._signature()
         self._current: ssl.SSLContext | None = None
@@ -33,9 +36,7 @@ class EngineTls:
                 self._current = self._load()
             except (OSError, ValueError) as error:
                 files = ", ".join(map(str, self._files))
-                raise ConfigurationError(
-                    f"relay.engine_ca, engine_client_certificate, engine_client_key: {files}: {why(error)}"
-                ) from None
+                raise ConfigurationError(f"{fields}: {files}: {why(error)}") from None
 
     def context(self) -> ssl.SSLContext:
         """The context of a connection that is made now."""
@@ -47,9 +48,9 @@ class EngineTls:
             try:
                 self._current = self._load()
             except (OSError, ValueError) as error:
-                log.error("the new files of TLS to engines cannot be used; the old ones stay: %s", why(error))
+                log.error("the new files of TLS to %s cannot be used; the old ones stay: %s", self._peer, why(error))
             else:
-                log.info("new files of TLS to engines are in use")
+                log.info("new files of TLS to %s are in use", self._peer)
         return self._current
 
     def _load(self) -> ssl.SSLContext:
@@ -64,6 +65,19 @@ class EngineTls:
     def _signature(self) -> _Signature:
         """What tells one version of the files from another; secrets of Kubernetes change by a link, hence the inode."""
         return tuple(map(_version, self._files))
+
+
+class EngineTls(ReloadedTls):
+    """For engines, from the relay's settings."""
+
+    def __init__(self, settings: RelaySettings) -> None:
+        super().__init__(
+            settings.engine_ca,
+            settings.engine_client_certificate,
+            settings.engine_client_key,
+            peer="engines",
+            fields="relay.engine_ca, engine_client_certificate, engine_client_key",
+        )
 
 
 def _version(path: Path) -> tuple[int, int, int]:

@@ -18,7 +18,6 @@ from serving.engines.kept import Program, answers_ok, rotate_log
 from serving.engines.launch import prepare_engine, require_free_port
 from serving.engines.supervise import Screen, StopSignals, Supervisor
 from serving.settings import (
-    AuthSettings,
     EndpointSettings,
     Settings,
     cache_dir,
@@ -82,6 +81,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         raise ConfigurationError("port: 0 lets the system choose, but up must know the address; give --port")
     if port == options.engine_port:
         raise ConfigurationError(f"--port and --engine-port are both {port}; give two different ones")
+    settings.check_reach(host)
     require_free_port(host, port, "--port")
     require_free_port(ENGINE_HOST, options.engine_port, "--engine-port")
     profile = find_profile(load_catalog(options.catalog_root), options.profile)
@@ -130,7 +130,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         screen=screen,
         signals=signals,
         serves=lambda: answers_ok(gateway.host, gateway.port, "/readyz"),
-        announcement=announcement(engine, gateway, profile.model, key=_shown_key(settings.auth)),
+        announcement=announcement(engine, gateway, profile.model, key=_shown_key(settings)),
     )
 
 
@@ -156,11 +156,11 @@ def _shared_secret(settings: Settings) -> _SharedSecret:
     return _SharedSecret(None, None if of_gateway else of_engine[0])
 
 
-def _shown_key(auth: AuthSettings) -> str | None:
+def _shown_key(settings: Settings) -> str | None:
     """What stands for the key in a command to paste: a variable of the shell, or a blank to fill; never the key."""
-    if auth.api_key is not None:
+    if settings.auth.api_key is not None:
         return "$SERVING_AUTH__API_KEY"
-    return "YOUR_KEY" if auth.keys else None
+    return None if settings.is_open else "YOUR_KEY"
 
 
 def announcement(engine: Program, gateway: Program, model: str, *, key: str | None) -> str:

@@ -16,6 +16,7 @@ USAGE = b'"usage":'
 _SEQUENCE_NUMBER = b'"sequence_number":'
 _ANSWER_TAIL_BYTES = 128 * 1024
 _USAGE_EVENT_BYTES = 4096
+_ABORT = "abort"
 _DECODER = json.JSONDecoder()
 _PLAIN_USAGE = re.compile(
     rb'"usage":\{"prompt_tokens":(\d{1,15}),"total_tokens":\d{1,15},"completion_tokens":(\d{1,15})'
@@ -49,11 +50,13 @@ class AnswerView:
         "_pieces_bytes",
         "_tail_bytes",
         "_token",
+        "aborted",
         "clean",
         "done",
         "events",
         "failed",
         "is_stream",
+        "kept_bytes",
     )
 
     def __init__(self, dialect: Dialect, *, is_stream: bool) -> None:
@@ -69,6 +72,10 @@ class AnswerView:
         """The stream said that it is whole."""
         self.failed = False
         """The stream held an error event."""
+        self.aborted = False
+        """The engine gave the answer up; what says that it is whole does not count."""
+        self.kept_bytes = 0
+        """How much of the piece with which that was seen comes before what says that it is whole."""
         self._carry = b"\n"
         self._tail_bytes = dialect.tail_bytes if is_stream else _ANSWER_TAIL_BYTES
         self._pieces: deque[bytes] = deque()
@@ -104,6 +111,9 @@ class AnswerView:
                     self._ending = True
                     self.done = not self._dialect.done_has_data or b"\n\n" in text[text.find(mark) + 1 :]
                     lines -= mark.startswith(self._token)
+                    if self.finish_reason() == _ABORT:
+                        self.aborted, self.done = True, False
+                        self.kept_bytes = max(0, text.find(mark) + 1 - len(carry))
                     break
         for mark in self._error:
             if mark in text:
@@ -140,6 +150,10 @@ class AnswerView:
         """The finish reason that came last, or an empty string."""
         return _finish_reason(self._tail(), self._dialect)
 
+    def ends_aborted(self) -> bool:
+        """Whether an answer that is no stream says at its end that the engine gave it up."""
+        return not self.is_stream and self.finish_reason() == _ABORT
+
     def _trim(self) -> None:
         """Let go of pieces that are further from the end than anything that is looked for."""
         pieces = self._pieces
@@ -155,7 +169,7 @@ class AnswerView:
 class WholeView:
     """The view of an answer that is not a stream and came whole, or of a usage told beside it: a small one is simply parsed."""
 
-    __slots__ = ("_body", "_dialect")
+    __slots__ = ("_body", "_dialect", "aborted", "kept_bytes")
 
     is_stream = False
     done = True
@@ -166,6 +180,11 @@ class WholeView:
     def __init__(self, dialect: Dialect, body: bytes) -> None:
         self._dialect = dialect
         self._body = body
+        self.aborted = False
+        self.kept_bytes = 0
+
+    def ends_aborted(self) -> bool:
+        return False
 
     def feed(self, data: bytes) -> None:
         """There is nothing more to see."""

@@ -7,6 +7,7 @@ connection, which is how vLLM learns that nobody waits any more.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ import httptools
 
 from serving.core.context import Headers
 from serving.engines.answer_reader import HOP_BY_HOP, SIZES, read_chunks, read_head
-from serving.engines.exchange import BrokenAnswer, Exchange, StaleConnection, Unreachable
+from serving.engines.exchange import BrokenAnswer, ConnectTimedOut, Exchange, NoResources, StaleConnection, Unreachable
 from serving.engines.tls import why
 
+_OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+"""What keeps this machine from making any connection."""
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -342,7 +345,7 @@ class Pool:
                 await self._connect(loop, connection)
         except TimeoutError:
             self._give_up(connection)
-            raise Unreachable("the engine did not accept a connection in time") from None
+            raise ConnectTimedOut("the engine did not accept a connection in time") from None
         except ssl.SSLError as error:
             raise Unreachable(f"no TLS connection to the engine: {why(error)}") from None
         except (OSError, UnicodeError) as error:
@@ -350,7 +353,8 @@ class Pool:
             reason = error.strerror if isinstance(error, OSError) else None
             in_handshake = self.address.is_tls and isinstance(error, ConnectionResetError)
             what = "no TLS connection to the engine" if in_handshake else "the engine cannot be reached"
-            raise Unreachable(f"{what}: {reason or type(error).__name__}") from None
+            kind = NoResources if isinstance(error, OSError) and error.errno in _OURS else Unreachable
+            raise kind(f"{what}: {reason or type(error).__name__}") from None
         except asyncio.CancelledError:
             self._give_up(connection)
             raise

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from serving.fleet.membership import take
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.settings import DiscoverySettings, PoolSettings
@@ -47,7 +48,10 @@ async def resolve(host: str) -> list[str]:
 
 
 class Discovery:
-    """One task for each pool; `changed` is called after each look-up that succeeded, `failed` with the pool after each other."""
+    """One task for each pool that has a host.
+
+    `changed` is called after each look-up that succeeded, `failed` with the pool after each other.
+    """
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Discovery:
         changed: Callable[[], None] = lambda: None,
         failed: Callable[[str], None] = lambda pool: None,
     ) -> None:
-        self._pools = pools
+        self._pools = [pool for pool in pools if pool.host is not None]
         self._fleet = fleet
         self._probe = probe
         self._settings = settings
@@ -81,16 +85,16 @@ class Discovery:
                 await task
 
     async def _follow(self, pool: PoolSettings) -> None:
-        failure = ""
+        host, failure = pool.host or "", ""
         while True:
             try:
                 async with asyncio.timeout(self._settings.timeout_seconds):
-                    addresses = await self._resolve(pool.host)
+                    addresses = await self._resolve(host)
             except (LookupFailed, TimeoutError) as error:
                 self._failed(pool.name)
                 reason = str(error) or "no answer in time"
                 if reason != failure:
-                    log.warning("pool %s: %s cannot be looked up: %s", pool.name, pool.host, reason, extra={"pool": pool.name})
+                    log.warning("pool %s: %s cannot be looked up: %s", pool.name, host, reason, extra={"pool": pool.name})
                 failure = reason
             else:
                 failure = ""
@@ -99,11 +103,7 @@ class Discovery:
 
     def _take(self, pool: PoolSettings, addresses: Sequence[str]) -> None:
         endpoints = [_endpoint(pool, address) for address in addresses] or self._still_answering(pool)
-        if self._fleet.replace(pool.name, endpoints):
-            names = ", ".join(endpoint.name for endpoint in endpoints) or "none"
-            log.info("pool %s has the endpoints %s", pool.name, names, extra={"pool": pool.name, "endpoints": len(endpoints)})
-            self._probe.follow()
-        self._changed()
+        take(self._fleet, self._probe, pool.name, endpoints, self._changed)
 
     def _still_answering(self, pool: PoolSettings) -> list[Endpoint]:
         """A name server that has just begun knows no names; while an engine answers, that there is none is not believed."""
@@ -120,4 +120,5 @@ def _endpoint(pool: PoolSettings, address: str) -> Endpoint:
         pool=pool.name,
         target=pool.target,
         tasks=pool.tasks,
+        slots=pool.slots,
     )

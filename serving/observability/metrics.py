@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -20,6 +22,14 @@ from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 TTFT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 INTER_CHUNK_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
 REQUEST_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+
+ENGINE_LOADS = (
+    ("serving_engine_running_requests", "Requests that an engine says it runs, over all of its ranks.", "running"),
+    ("serving_engine_waiting_requests", "Requests that an engine says wait in it, over all of its ranks.", "waiting"),
+    ("serving_engine_kv_cache_usage_ratio", "Used share of an engine's KV cache, the mean of its ranks.", "kv_cache_usage"),
+)
+"""Name and documentation of each series, and the figure of `EngineLoad` that it shows."""
 
 
 class BucketHistogram(Collector):
@@ -121,6 +131,68 @@ class BulkCounter(Collector):
         yield family
 
 
+class AccountMetrics:
+    """The series of keys and the ledger; there only where a database or a key file is."""
+
+    def __init__(self, gateway: CollectorRegistry, *, has_database: bool = True) -> None:
+        registry = gateway if has_database else None
+        self.database_up = Gauge(
+            "serving_database_up", "1 while the database of keys and ledger answers, 0 while it is away.", registry=registry
+        )
+        self.keys_age = Gauge(
+            "serving_keys_age_seconds",
+            "How long ago the keys were last known to be those of the database; the age of the last known ones while it is away.",
+            registry=registry,
+        )
+        self.keys_ignored = Gauge(
+            "serving_keys_ignored",
+            "Keys that open nothing: of a tenant that the settings do not list, or hashed with another secret.",
+            ("reason",),
+            registry=gateway,
+        )
+        self.records_waiting = Gauge(
+            "serving_ledger_waiting_records", "Records of ended requests that are only in memory.", registry=registry
+        )
+        self.records = BulkCounter(
+            "serving_ledger_records",
+            "Records of ended requests: written to the database, or spilled to a file until it takes them; and never written: "
+            "dropped since too many waited, refused by the database, lost_at_stop.",
+            ("result",),
+        )
+        for result in ("written", "spilled", "dropped", "refused", "lost_at_stop"):
+            self.records.add((result,), 0)
+        if registry is not None:
+            registry.register(self.records)
+
+
+class _CounterOnScrape(Collector):
+    """A counter with one label that is kept elsewhere."""
+
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], read: Callable[[], Iterable[tuple[str, int]]]
+    ) -> None:
+        self._name, self._documentation, self._labels, self._read = name, documentation, tuple(labels), read
+
+    def describe(self) -> Iterable[Metric]:
+        return [CounterMetricFamily(self._name, self._documentation, labels=self._labels)]
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for label, value in self._read():
+            family.add_metric((label,), value)
+        yield family
+
+
+class Routed(Protocol):
+    """What routing predicted for an attempt; None where it had nothing to predict."""
+
+    @property
+    def ttft_seconds(self) -> float | None: ...
+
+    @property
+    def cached_tokens(self) -> float: ...
+
+
 class Metrics:
     """The series of one gateway process, in a registry of their own."""
 
@@ -139,6 +211,11 @@ class Metrics:
             "serving_engine_attempts",
             "Attempts at engines, by result; `unreachable` ones never became a request.",
             ("pool", "endpoint", "result"),
+        )
+        self.ejections = BulkCounter(
+            "serving_endpoint_ejections",
+            "Times that an endpoint was left out for what requests or a trial said about it, by what happened last.",
+            ("pool", "endpoint", "reason"),
         )
         self.other_models = BulkCounter(
             "serving_other_model_answers",
@@ -170,6 +247,11 @@ class Metrics:
         )
         self.discovery_failures = BulkCounter(
             "serving_discovery_failures", "Look-ups of a pool's addresses that failed; the last known ones are kept.", ("pool",)
+        )
+        self.load_failures = BulkCounter(
+            "serving_engine_load_failures",
+            "Reads of an engine's own metrics that failed; what it said last grows stale and is then unknown.",
+            ("pool",),
         )
         self.audio_seconds = BulkCounter(
             "serving_audio_seconds", "Seconds of sound in transcriptions whose engines tell no tokens.", ("model", "pool")
@@ -207,10 +289,52 @@ class Metrics:
             ("model", "pool"),
             REQUEST_SECONDS,
         )
+        self.limit_refusals = BulkCounter(
+            "serving_limit_refusals",
+            "Requests refused since their tenant had used up a limit: `requests`, `tokens`, `concurrency` or `dollars`.",
+            ("tenant", "limit"),
+        )
+        self.limit_store_failures = BulkCounter(
+            "serving_limit_store_failures",
+            "How often the store of the limits was lost: by a `timeout` or an `error`.",
+            ("reason",),
+        )
+        self.queue_seconds = BucketHistogram(
+            "serving_queue_seconds",
+            "How long requests that had to wait for a slot waited until they had one.",
+            ("model",),
+            TTFT_SECONDS,
+        )
+        self.predicted_ttft = BucketHistogram(
+            "serving_predicted_time_to_first_token_seconds",
+            "What routing expected of streams that it had a choice for.",
+            ("model", "pool"),
+            TTFT_SECONDS,
+        )
+        self.ttft_error = BucketHistogram(
+            "serving_time_to_first_token_error_seconds",
+            "By how much that was wrong, up or down.",
+            ("model", "pool"),
+            TTFT_SECONDS,
+        )
+        self.cached_predicted = BulkCounter(
+            "serving_predicted_cached_tokens", "Prompt tokens that routing expected to be cached.", ("model", "pool")
+        )
+        self.cached_observed = BulkCounter(
+            "serving_predicted_cached_tokens_observed", "Those that were, of the same requests.", ("model", "pool")
+        )
+        self.prefix_index_bytes = Gauge(
+            "serving_prefix_index_bytes", "Memory of what is known about cached prompts.", registry=registry
+        )
+        for collector in (self.predicted_ttft, self.ttft_error, self.cached_predicted, self.cached_observed):
+            registry.register(collector)
         registry.register(self.discovery_failures)
+        registry.register(self.load_failures)
+        registry.register(self.ejections)
         counters = (self.requests, self.rejections, self.attempts, self.retries, self.retries_denied, self.traces)
         tokens = (self.other_models, self.tokens, self.tokens_estimated, self.usage_unknown, self.audio_seconds)
-        for collector in (*counters, *tokens, self.ttft, self.inter_chunk, self.tpot, self.duration):
+        limits = (self.limit_refusals, self.limit_store_failures, self.queue_seconds)
+        for collector in (*counters, *tokens, *limits, self.ttft, self.inter_chunk, self.tpot, self.duration):
             registry.register(collector)
 
     def attempt(self, pool: str, endpoint: str, result: AttemptResult) -> None:
@@ -259,6 +383,23 @@ class Metrics:
             )
         )
 
+    def watch_loads(self, read: Callable[[str], Iterable[tuple[Sequence[str], float]]]) -> None:
+        """Export what engines say of themselves; `read` takes the name of a figure. What is unknown has no series."""
+        for name, documentation, figure in ENGINE_LOADS:
+            labels = ("model", "pool", "target", "endpoint")
+            self.registry.register(GaugeOnScrape(name, documentation, labels, partial(read, figure)))
+
+    def watch_breakers(self, read: ReadRows) -> None:
+        """Export what requests say about endpoints: a series for each state, 1 for the one that holds."""
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_endpoint_breaker",
+                "1 for the state of the endpoint's breaker: closed, open (left out for failing), half_open (on trial).",
+                ("model", "pool", "target", "endpoint", "state"),
+                read,
+            )
+        )
+
     def watch_pools(self, read: ReadRows) -> None:
         """Export how many endpoints of each model and pool are ready."""
         self.registry.register(
@@ -274,6 +415,60 @@ class Metrics:
                 "serving_running_requests", "Requests under way at a pool's engines; 0 when it has none.", ("model", "pool"), read
             )
         )
+
+    def watch_queues(self, waiting: ReadRows, slots: ReadRows, in_use: ReadRows) -> None:
+        """Export what waits for slots, and the slots."""
+        rows = (
+            (
+                "serving_queued_requests",
+                "Requests that wait in this gateway for a slot; a model's are divided among its pools by their slots.",
+                ("model", "pool"),
+                waiting,
+            ),
+            ("serving_slots", "Slots of a model's endpoints, for this gateway.", ("model",), slots),
+            ("serving_slots_in_use", "Slots that have a request.", ("model",), in_use),
+        )
+        for name, documentation, labels, read in rows:
+            self.registry.register(GaugeOnScrape(name, documentation, labels, read))
+
+    def watch_limits(self, left: ReadRows) -> None:
+        """Export what tenants have left of their limits."""
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_limit_left",
+                "What a tenant has left of a limit, as far as this gateway knows: it counts what itself let through.",
+                ("tenant", "limit"),
+                left,
+            )
+        )
+
+    def watch_limit_store(self, is_up: Callable[[], bool]) -> None:
+        """Export whether the store that gateways share answers."""
+        for reason in ("timeout", "error"):
+            self.limit_store_failures.add((reason,), 0)
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_limit_store_up", "1 while the store of the limits answers.", (), lambda: [((), float(is_up()))]
+            )
+        )
+
+    def watch_routing(self, decisions: Callable[[], Iterable[tuple[str, int]]], index_bytes: Callable[[], float]) -> None:
+        """Export by what endpoints were chosen, and how large the index of prefixes is."""
+        self.registry.register(_CounterOnScrape("serving_routing_decisions", "Endpoints chosen by cost.", ("reason",), decisions))
+        self.on_scrape(self.prefix_index_bytes, index_bytes)
+
+    def routed(self, ctx: RequestContext, ticket: Routed) -> None:
+        """What was predicted for a request, beside what came of it."""
+        predicted = ticket.ttft_seconds
+        if predicted is None or not ctx.first_byte:
+            return
+        labels = (ctx.model, ctx.pool)
+        if ctx.stream:
+            self.predicted_ttft.observe(labels, predicted)
+            self.ttft_error.observe(labels, abs((ctx.first_token or ctx.first_byte) - ctx.arrived - predicted))
+        if ctx.usage.cached_tokens is not None:
+            self.cached_predicted.add(labels, ticket.cached_tokens)
+            self.cached_observed.add(labels, ctx.usage.cached_tokens)
 
     def exposition(self) -> tuple[bytes, str]:
         """The text for a scraper and its content type."""

@@ -64,6 +64,8 @@ def _attempt_span(ctx: RequestContext, trace: Trace, number: int, resource: Reso
     }
     if status := _attempt_status(ctx, attempt, is_last=attempt is trace.attempts[-1]):
         attributes["http.response.status_code"] = status
+    if attempt.decision:
+        attributes["serving.decision"] = attempt.decision.decode("ascii")
     if number:
         attributes["http.request.resend_count"] = number
     if failed:

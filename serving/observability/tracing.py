@@ -80,7 +80,7 @@ class Tracing:
     def begin_attempt(self, ctx: RequestContext, now: float) -> None:
         """The attempt's span is what the engine gets as its parent."""
         assert ctx.trace is not None
-        ctx.traceparent = ctx.trace.begin_attempt(Attempt(self._span_id(), ctx.endpoint, ctx.pool, now))
+        ctx.traceparent = ctx.trace.begin_attempt(Attempt(self._span_id(), ctx.endpoint, ctx.pool, now, decision=ctx.decision))
 
     def settle(self, ctx: RequestContext, ended: float, first: bytes) -> None:
         """Queue a request that has ended; `first` is the beginning of its answer, where the engine names its model."""

@@ -1,46 +1,393 @@
-"""Chooses an endpoint: the fewest requests under way; among equals the one that was used longest ago."""
+"""Chooses an endpoint for each attempt, and keeps account of what is under way where."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from serving.fleet.store import Endpoint
+from xxhash import xxh3_64_intdigest
+
+from serving.core.clock import Clock, monotonic
+from serving.core.context import Usage
+from serving.fleet.store import Endpoint, EndpointStatus
+from serving.routing.chain import START
+from serving.routing.cost import DEFAULT_WEIGHTS, OBJECTIVES, Machine, Objective, Weights
+from serving.routing.decision import Decision, Reason
+from serving.routing.learn import Lessons
+from serving.routing.policies import POLICIES
+from serving.routing.predict import TOKENS_PER_BYTE, PoolRates, Rates
+from serving.routing.prefix import Cache, PrefixIndex
+from serving.routing.question import Question
+from serving.routing.score import Scores, score
+from serving.routing.work import Choice, Ticket, Work, horizon_seconds
+
+ERROR_SHARE = 0.05
+"""Of its time to first token, a prediction may be wrong by so much; costs that differ by less are the same."""
+COLD_SECONDS = 10.0
+"""An endpoint that got a prompt that nobody had cached is not the first for another one within this time."""
+MANY = 24
+"""Of more candidates than this only some are looked at: those with the longest cached prefixes and some at random."""
+LOOKED_AT = 12
+RAMPING_PART = 1.5
+"""Of an even part of all requests an endpoint that starts slowly may win at most so many times its share."""
+HOLDERS_LOOKED_AT = 8
+CAPACITY_MARGIN = 2.0
+"""A cache is taken to be so much larger than said at first: what is taken to be there and is not shows itself at once."""
+MOST_LIGHT_BYTES = 2048
+LIGHT_SECONDS = 0.03
+"""A request whose prompt takes no more than this at the slowest engine is small."""
+LIGHT_ERROR = 0.2
+LIGHT_REQUESTS = 15
+"""Of sixteen small requests one is looked at fully, and learned from."""
+LIGHT_LOOKED_AT = 8
+NO_DEPTHS: Mapping[Cache, int] = {}
+STANDARD = OBJECTIVES["standard"]
+
+
+@dataclass(slots=True)
+class Group:
+    """The candidates of a model as the fleet gave them last; while they are the same, so is this."""
+
+    candidates: Sequence[Endpoint]
+    works: list[Work]
+    places: dict[Cache, int] = field(default_factory=dict)
+    light: dict[str, Light] = field(default_factory=dict)
+    """By the name of an objective: how small requests are chosen for."""
+    revisions: list[tuple[float, Group]] = field(default_factory=list)
+    """Where the candidates are of several revisions: the groups of each, with the sum of their shares up to it."""
+
+
+class Light:
+    """A small request that was looked at fully stands for the next ones like it."""
+
+    __slots__ = ("costs", "left", "most_bytes", "worth")
+
+    def __init__(self, costs: list[tuple[Work, float, float]], most_bytes: float, worth: float) -> None:
+        self.costs = costs
+        """For each endpoint: what such a request costs there, and how much more for each request that is under way."""
+        self.most_bytes = most_bytes
+        self.worth = worth
+        self.left = LIGHT_REQUESTS
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """How many requests come for a model, averaged over the last time."""
+
+    per_second: float
+    began: float
+    last: float
+
+    def note(self, now: float) -> None:
+        passed = now - self.last
+        horizon = horizon_seconds(now - self.began)
+        self.per_second = self.per_second * horizon / (horizon + passed) + 1.0 / horizon
+        self.last = now
 
 
 class Chooser:
-    """Knows how many requests this gateway has under way at each endpoint."""
+    """Knows the load of each endpoint, what its engine probably has cached, and how fast it is."""
 
-    def __init__(self) -> None:
-        self._in_flight: dict[str, int] = {}
-        self._last_used: dict[str, int] = {}
+    def __init__(
+        self,
+        *,
+        weights: Weights = DEFAULT_WEIGHTS,
+        prior: Callable[[Endpoint], Rates] = lambda endpoint: Rates(),
+        machine: Callable[[Endpoint], Machine] = lambda endpoint: Machine(),
+        index_bytes: int = 64 * 1024 * 1024,
+        policy: str = "cost",
+        ramping: Callable[[], Mapping[str, EndpointStatus]] = dict,
+        clock: Clock = monotonic,
+        seed: int | None = None,
+    ) -> None:
+        self._weights = weights
+        self._prior = prior
+        self._machine = machine
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._pick = POLICIES.get(policy)
+        self._ramping = ramping
+        """Endpoints that are to get less than their part, as after a restart, by name."""
+        self.index = PrefixIndex(index_bytes)
+        self.lessons = Lessons(self.index)
+        self._works: dict[str, Work] = {}
+        self._rates: dict[tuple[str, str], PoolRates] = {}
+        self._groups: dict[str, Group] = {}
+        self._arrivals: dict[str, Arrivals] = {}
         self._turn = 0
+        self.decisions: dict[Reason, int] = {}
+        """How many decisions each reason made; small requests and single candidates are not among them."""
 
-    def choose(self, candidates: Sequence[Endpoint], tried: Collection[str]) -> Endpoint | None:
-        """The best candidate that was not tried yet, or None."""
-        best: Endpoint | None = None
-        best_cost = (0, 0)
-        for endpoint in candidates:
-            if endpoint.name in tried:
-                continue
-            cost = (self._in_flight.get(endpoint.name, 0), self._last_used.get(endpoint.name, 0))
-            if best is None or cost < best_cost:
-                best, best_cost = endpoint, cost
-        return best
+    def choose(
+        self,
+        model: str,
+        candidates: Sequence[Endpoint],
+        tried: Collection[str],
+        ask: Callable[[], Question],
+        *,
+        objective: Objective = STANDARD,
+        size_bytes: int = MOST_LIGHT_BYTES,
+        explained: bool = False,
+    ) -> Ticket | None:
+        """The best candidate that was not tried yet, or None.
 
-    def take(self, endpoint: Endpoint) -> None:
-        """A request begins at the endpoint; `release` ends it."""
+        `ask` is called where there is something to choose and the request, of `size_bytes`, is not small. `explained`: the
+        ticket is to say why.
+        """
+        if len(candidates) == 1 and not tried:
+            return self._work(candidates[0]).plain
+        group = self._group(model, candidates, tried)
+        if group is None:
+            return None
+        if group.revisions:
+            ask = partial(_same, ask())
+            group = self._revision(group, ask())
+        if ramping := self._ramping():
+            group = self._group_of(self._shared(group.candidates, ramping))
+        if len(group.works) == 1:
+            return group.works[0].plain
+        if self._pick is not None:
+            return self._pick(group.works, ask, self._random).plain
+        if size_bytes >= MOST_LIGHT_BYTES or explained:
+            return self._least_cost(group, ask(), objective, explained)
+        light = group.light.get(objective.name)
+        if light is not None and light.left and size_bytes <= light.most_bytes:
+            return self._lightly(light)
+        choice = self._least_cost(group, ask(), objective, explained)
+        group.light[objective.name] = self._light(group, choice, objective)
+        return choice
+
+    def _group(self, model: str, candidates: Sequence[Endpoint], tried: Collection[str]) -> Group | None:
+        if tried:
+            candidates = [endpoint for endpoint in candidates if endpoint.name not in tried]
+            return self._group_of(candidates) if candidates else None
+        known = self._groups.get(model)
+        if known is None or known.candidates is not candidates:
+            if not candidates:
+                return None
+            known = self._groups[model] = self._group_of(candidates)
+        return known
+
+    def _shared(self, candidates: Sequence[Endpoint], ramping: Mapping[str, EndpointStatus]) -> Sequence[Endpoint]:
+        """Let endpoints out of a choice as often as they are to have less than their part.
+
+        One that is empty wins nearly every choice that it takes part in, so that part is counted of all requests.
+        """
+        now, dice, part = self._clock(), self._random.random, RAMPING_PART / len(candidates)
+        return [
+            e for e in candidates if (status := ramping.get(e.name)) is None or dice() < part * status.share(now)
+        ] or candidates
+
+    def _revision(self, group: Group, question: Question) -> Group:
+        """All turns of a conversation at the same one."""
+        conversation = question.session or question.conversation
+        share = xxh3_64_intdigest(b"revision", conversation) / 2**64 if conversation else self._random.random()
+        return next((part for most, part in group.revisions if share < most), group.revisions[-1][1])
+
+    def _lightly(self, light: Light) -> Ticket:
+        """What a small request costs differs by the load only; among equals the endpoint that was used longest ago."""
+        light.left -= 1
+        costs, worth = light.costs, light.worth
+        count = len(costs)
+        if count > LIGHT_LOOKED_AT:
+            begin = self._random.randrange(count)
+            costs = costs[begin : begin + LIGHT_LOOKED_AT] or costs
+            if len(costs) < LIGHT_LOOKED_AT:
+                costs = costs + light.costs[: LIGHT_LOOKED_AT - len(costs)]
+        best, least = None, 0.0
+        for work, base, more in costs:
+            cost = base + more * work.in_flight
+            if work.waiting:
+                cost += worth * work.waiting_seconds
+            if best is None or cost < least or (cost == least and work.last_used < best.last_used):
+                best, least = work, cost
+        assert best is not None
+        return best.plain
+
+    def _light(self, group: Group, choice: Choice, objective: Objective) -> Light:
+        """Costs as in `score`, for a request whose prompt costs next to nothing."""
+        weights, worth, output = self._weights, objective.dollars_per_second, choice.output_tokens
+        costs = []
+        slowest = 0.0
+        for work in group.works:
+            rates = work.rates
+            slowest = max(slowest, rates.prefill_seconds)
+            added = output * rates.step_slope
+            base = worth * (rates.step * (1.0 + weights.decode * output)) + work.dollars_per_second * added
+            more = worth * ((1.0 + weights.decode * output) * rates.step_slope + added * (weights.decoders + weights.uneven))
+            costs.append((work, base, more))
+        cost_each = slowest * self.lessons.tokens_per_byte(choice.question.model)
+        return Light(_evened(costs), min(MOST_LIGHT_BYTES, LIGHT_SECONDS / cost_each), worth)
+
+    def _least_cost(self, group: Group, question: Question, objective: Objective, explained: bool) -> Choice:
+        now = self._clock()
+        lessons = self.lessons
+        model = question.model
+        per_byte = lessons.tokens_per_byte(model)
+        prompt = question.text_bytes * per_byte
+        limit = question.output_limit
+        output = 0.0 if limit == 0 else lessons.outputs.predict(question.tenant, model, limit)
+        match = self.index.match(question.chain) if question.chain else None
+        depths = match.depths() if match is not None and match.node is not None else NO_DEPTHS
+        works = group.works
+        total = len(works)
+        if total > MANY:
+            works = self._some(group, depths)
+        arrivals = self._arrivals.get(model)
+        if arrivals is None:
+            arrivals = self._arrivals[model] = Arrivals(0.0, now, now)
+        arrivals.note(now)
+        scores = score(
+            works,
+            depths,
+            prompt=prompt,
+            output=output,
+            tokens_per_byte=per_byte,
+            arrivals_per_second=arrivals.per_second / total,
+            objective=objective,
+            weights=self._weights,
+            now=now,
+            shared_pieces=0 if match is None or self.index.knows(question.conversation) else match.known,
+            shared_charge=1.0 if match is None else match.price_of_another(self._weights.shared_uses),
+            explained=explained,
+        )
+        best, reason = self._best(question, works, scores, objective, now)
+        self.decisions[reason] = self.decisions.get(reason, 0) + 1
+        work = works[best]
+        depth = depths.get(work.cache, 0)
+        if not depth and question.chain:
+            work.cold_at = now
+        decision = None
+        if explained:
+            decision = Decision(reason, work.endpoint.name, prompt, output, [each.endpoint for each in works], scores)
+        choice = Choice(
+            work.endpoint,
+            work,
+            question,
+            prefill_seconds=scores.prefill[best],
+            ttft_seconds=scores.first[best],
+            output_tokens=output,
+            context_tokens=prompt + output,
+            cached_bytes=START[depth],
+            cached_tokens=START[depth] * per_byte,
+            decision=decision,
+        )
+        if match is not None:
+            choice.hold = self.index.hold(work.cache, match)
+        return choice
+
+    def _best(
+        self, question: Question, works: Sequence[Work], scores: Scores, objective: Objective, now: float
+    ) -> tuple[int, Reason]:
+        """The place of the least cost, or of one that is as good as that."""
+        dollars = scores.dollars
+        least = min(dollars)
+        place = dollars.index(least)
+        most = least + ERROR_SHARE * scores.first[place] * objective.dollars_per_second
+        close = [place for place, cost in enumerate(dollars) if cost <= most]
+        if len(close) == 1:
+            return place, Reason.COST
+        conversation = question.conversation
+        if conversation:
+            rested = [place for place in close if now - works[place].cold_at > COLD_SECONDS]
+            if rested:
+                return max(rested, key=lambda place: xxh3_64_intdigest(works[place].name, conversation)), Reason.OWNER
+        return min(close, key=lambda place: works[place].last_used), Reason.SPREAD
+
+    def _some(self, group: Group, depths: Mapping[Cache, int]) -> list[Work]:
+        works = group.works
+        chosen = dict.fromkeys(self._random.sample(range(len(works)), LOOKED_AT))
+        if depths:
+            places = group.places
+            held = sorted(((depth, places[cache]) for cache, depth in depths.items() if cache in places), reverse=True)
+            chosen.update(dict.fromkeys(place for _, place in held[:HOLDERS_LOOKED_AT]))
+        return [works[place] for place in chosen]
+
+    def begin(self, ticket: Ticket) -> None:
+        """A request begins at its endpoint; `end` ends it, and must be called once."""
+        work = ticket.work
         self._turn += 1
-        self._last_used[endpoint.name] = self._turn
-        self._in_flight[endpoint.name] = self._in_flight.get(endpoint.name, 0) + 1
+        work.last_used = self._turn
+        if type(ticket) is Choice:
+            work.begin(ticket, self._clock())
+        work.in_flight += 1
 
-    def release(self, endpoint: Endpoint) -> None:
-        self._in_flight[endpoint.name] -= 1
+    def first_token(self, ticket: Ticket) -> None:
+        """The beginning of a stream is here."""
+        if type(ticket) is Choice:
+            ticket.work.first_token(ticket, self._clock())
+
+    def end(self, ticket: Ticket) -> None:
+        """The attempt is over, however it went. Where something can be learned from it, `learn` follows, else `drop`."""
+        work = ticket.work
+        if type(ticket) is Choice:
+            work.end(ticket, self._clock())
+            ticket.area, ticket.prefill_area = work.area - ticket.area, work.prefill_area - ticket.prefill_area
+        work.in_flight -= 1
+
+    def learn(self, ticket: Ticket, usage: Usage, ended: float) -> None:
+        """The answer came, and this is what its engine said about it."""
+        if type(ticket) is Choice:
+            self.lessons.learn(ticket, usage, ended)
+
+    def drop(self, ticket: Ticket, *, gone: bool = False) -> None:
+        """The attempt had no answer. `gone`: nothing listens there, so that whatever it had cached is lost."""
+        if type(ticket) is Choice and ticket.hold is not None:
+            self.index.release(ticket.hold, 0)
+        if gone:
+            ticket.work.cache.clear()
 
     def retain(self, names: Collection[str]) -> None:
         """Forget endpoints that are not among `names`, once nothing is under way there."""
-        for name in [name for name in self._last_used if name not in names and not self._in_flight.get(name)]:
-            del self._last_used[name]
-            self._in_flight.pop(name, None)
+        for name in [name for name, work in self._works.items() if name not in names and not work.in_flight]:
+            self._works.pop(name).cache.clear()
+        self._groups.clear()
 
     def in_flight(self, name: str) -> int:
-        return self._in_flight.get(name, 0)
+        work = self._works.get(name)
+        return 0 if work is None else work.in_flight
+
+    def _group_of(self, candidates: Sequence[Endpoint]) -> Group:
+        works = [self._work(endpoint) for endpoint in candidates]
+        group = Group(candidates, works, {work.cache: place for place, work in enumerate(works)})
+        parts: dict[str, tuple[float, list[Endpoint]]] = {}
+        for endpoint in candidates:
+            machine = self._machine(endpoint)
+            parts.setdefault(machine.revision, (machine.weight, []))[1].append(endpoint)
+        total = sum(weight for weight, _ in parts.values())
+        if len(parts) > 1 and total > 0:
+            most = 0.0
+            for weight, members in parts.values():
+                if weight:
+                    most += weight / total
+                    group.revisions.append((most, self._group_of(members)))
+        return group
+
+    def _work(self, endpoint: Endpoint) -> Work:
+        work = self._works.get(endpoint.name)
+        if work is not None and (work.endpoint is endpoint or work.endpoint == endpoint):
+            return work
+        rates = self._rates.get((endpoint.model, endpoint.pool))
+        if rates is None:
+            rates = self._rates[endpoint.model, endpoint.pool] = PoolRates(self._prior(endpoint))
+        cache = self.index.cache(CAPACITY_MARGIN * rates.prior.cache_tokens / TOKENS_PER_BYTE)
+        if work is not None:
+            # Another engine under the same name: what is under way still counts, and nothing else does.
+            work.cache.clear()
+        new = Work(endpoint, rates, cache, self._clock(), self._machine(endpoint).dollars_per_second)
+        self._works[endpoint.name] = new
+        return new
+
+
+def _same(question: Question) -> Question:
+    return question
+
+
+def _evened(costs: list[tuple[Work, float, float]]) -> list[tuple[Work, float, float]]:
+    """Endpoints whose costs differ by less than the prediction's error get the same ones, so that they take turns."""
+    least = min(base for _, base, _ in costs)
+    close = [more for _, base, more in costs if base <= least * (1.0 + LIGHT_ERROR)]
+    mean = sum(close) / len(close)
+    return [(work, least, mean) if base <= least * (1.0 + LIGHT_ERROR) else (work, base, more) for work, base, more in costs]

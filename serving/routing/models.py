@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from serving.model_settings import ListingSettings, ModelSettings, ReasoningField, served_name
+from serving.routing_settings import ObjectiveName
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class PublicModel:
     """Models, as engines serve them, that may stand in for it, best first."""
     reasoning_field: ReasoningField = "reasoning"
     listing: ListingSettings | None = None
+    objective: ObjectiveName | None = None
+    """The class of its requests; None: nothing is said."""
 
 
 _PLAIN = ModelSettings()
@@ -37,4 +40,4 @@ def _public(name: str, settings: Mapping[str, ModelSettings]) -> PublicModel:
     model = settings.get(served, _PLAIN)
     fallbacks = tuple(served_name(fallback, settings) for fallback in model.fallbacks)
     field = own.reasoning_field or model.reasoning_field or "reasoning"
-    return PublicModel(name, served, fallbacks, field, own.listing)
+    return PublicModel(name, served, fallbacks, field, own.listing, own.objective or model.objective)

@@ -189,6 +189,10 @@ class SimulatedEngine:
         self._faults = faults
         self.gone.clear()
         self._cancel_later()
+        if self._ending is not None and self._ending is not asyncio.current_task():
+            # A stop that is under way would end what begins now.
+            self._ending.cancel()
+            self.is_draining = False
         for driver in self.drivers:
             driver.model.slow_factor = faults.slow_factor
             if faults.hang:
@@ -227,6 +231,8 @@ class SimulatedEngine:
             driver.wake()
 
     def _restart(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
         if self.is_up:
             self._die()
         self._ending = asyncio.get_running_loop().create_task(self.set_faults(Faults()))

@@ -40,10 +40,14 @@ class TokenEstimates:
         """The best guess for a request whose answer broke off: its prompt, unless the engine told it, and what was delivered."""
         prompt: float | None = ctx.usage.prompt_tokens
         if prompt is None:
-            default = _TOKENS_PER_FILE_BYTE if ctx.route.form else _TOKENS_PER_BYTE
-            prompt = ctx.body_bytes * self._tokens_per_byte.get((ctx.model, ctx.route.form), default)
+            prompt = self.prompt_tokens(ctx, ctx.body_bytes)
         output = _token_events(ctx) * self._tokens_per_event.get(ctx.model, 1.0) if ctx.stream else 0.0
         return Usage(round(prompt), None, round(output))
+
+    def prompt_tokens(self, ctx: RequestContext, body_bytes: int) -> float:
+        """The best guess for a prompt of which the engine has said nothing."""
+        default = _TOKENS_PER_FILE_BYTE if ctx.route.form else _TOKENS_PER_BYTE
+        return body_bytes * self._tokens_per_byte.get((ctx.model, ctx.route.form), default)
 
 
 def _mix(means: dict[_Key, float], key: _Key, value: float) -> None:

@@ -61,9 +61,9 @@ async def test_it_is_openapi_3_1_with_valid_schemas(sections: dict[str, Any]) ->
 
 async def test_it_lists_what_is_published_and_nothing_else() -> None:
     paths = (await told())["paths"]
-    assert set(paths) == {*ROUTES, *OWN, "/metrics"}
+    assert set(paths) == {*ROUTES, *OWN, "/metrics", "/fleet"}
     assert all(set(paths[path]) == {"post"} for path in ROUTES)
-    assert all(set(paths[path]) == {"get", "head"} for path in (*OWN, "/metrics"))
+    assert all(set(paths[path]) == {"get", "head"} for path in (*OWN, "/metrics", "/fleet"))
     assert set((await told(server={"operator_port": 0}))["paths"]) == {*ROUTES, *OWN}
 
 

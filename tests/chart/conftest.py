@@ -60,6 +60,19 @@ VALUES: dict[str, dict[str, Any]] = {
         ],
         "autoscaling": {"prometheus": {"address": "http://prometheus.monitoring.svc:9090"}},
     },
+    "tenants": {
+        "gateway": {
+            "database": {"existingSecret": "database"},
+            "keys": {"existingSecret": "keys", "fileKey": "keys"},
+            "settings": {
+                "tenants": {
+                    "red": {"models": ["smollm2-135m-instruct"], "limits": {"requests_per_minute": 60}, "tags": {"a": "b"}}
+                },
+                "prices": {"models": {"smollm2-135m-instruct": {"prompt": 0.1, "output": 1}}},
+                "ledger": {"retention_days": 90},
+            },
+        },
+    },
     "mixed and shared": {
         "pools": [
             {
@@ -69,6 +82,23 @@ VALUES: dict[str, dict[str, Any]] = {
             }
             for pool in MIXED_POOLS
         ]
+    },
+    "names": {"gateway": {"discovery": "dns"}},
+    "rights from elsewhere": {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "mine"}},
+    "gateway settings": {
+        "gateway": {
+            "replicas": 3,
+            "settings": {
+                "limits": {"body_bytes": 67_108_864, "parameters": {"max_tokens": 1000}},
+                "relay": {"idle_timeout_seconds": 1.5, "keep_alive_comment_seconds": 15},
+                "auth": {"keys": [{"tenant": "a", "sha256": "a" * 64}]},
+                "logging": {"level": "debug", "access": False},
+            },
+            "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"some/key": "value"}},
+            "nodeSelector": {"a": "b"},
+            "tolerations": [{"key": "k", "operator": "Exists"}],
+            "affinity": {"podAntiAffinity": {}},
+        }
     },
 }
 """The matrix: values by what they are for. Those of `ci/` are on the profile that ships for everybody."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.certificates import server_context, write_pair
 from tests.doubles.image import Builder, start
+from tests.doubles.kubernetes_api import KubernetesApi
 from tests.doubles.raw_client import ask
 from tests.doubles.real_engine import free_port
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -22,6 +23,7 @@ from tests.doubles.tools import CHART, ROOT, Helm, container, only
 from tests.flow.conftest import chat
 
 SECRET = "s3cret"
+TOKEN = "t0ken"
 
 
 DOCKERFILES = sorted(path.name for path in ROOT.glob("Dockerfile.*"))
@@ -35,15 +37,23 @@ def test_a_dockerfile_is_sound(name: str) -> None:
 
 
 def mounted(folder: Path, text: str) -> dict[str, Path]:
-    """The chart's volumes, as a kubelet gives them: the group of the volumes may read the secret, nobody may write."""
-    settings, secret = folder / "settings", folder / "secret"
-    settings.mkdir()
-    secret.mkdir()
+    """The chart's volumes, as a kubelet gives them: the group of the volumes may read the secrets, nobody may write."""
+    settings, secret, access = folder / "settings", folder / "secret", folder / "access"
+    for each in (settings, secret, access):
+        each.mkdir()
     (settings / "gateway.yaml").write_text(text)
     (secret / "engine-secret").write_text(SECRET)
-    os.chown(secret / "engine-secret", 0, 2000)
-    (secret / "engine-secret").chmod(0o440)
-    return {"/etc/serving/gateway": settings, "/etc/serving/secret": secret}
+    (access / "token").write_text(TOKEN)
+    write_pair(folder / "server", "localhost", alternative="IP:127.0.0.1")
+    (access / "ca.crt").write_bytes((folder / "server" / "cert").read_bytes())
+    for file in (secret / "engine-secret", access / "token", access / "ca.crt"):
+        os.chown(file, 0, 2000)
+        file.chmod(0o440)
+    return {
+        "/etc/serving/gateway": settings,
+        "/etc/serving/secret": secret,
+        "/var/run/secrets/kubernetes.io/serviceaccount": access,
+    }
 
 
 def confined(pid: int) -> None:
@@ -68,7 +78,7 @@ async def answers(url: str, path: str, status: int) -> None:
 @pytest.mark.chart
 @pytest.mark.timeout(600)
 async def test_the_image_serves_as_uid_2000_with_a_read_only_root(tmp_path: Path) -> None:
-    objects = Helm("helm-4").template()
+    objects = Helm("helm-4").template(namespace="serving")
     with Builder(tmp_path) as builder:
         name = await asyncio.to_thread(builder.build, "Dockerfile.gateway")
         await serves(builder, name, objects, tmp_path)
@@ -83,13 +93,17 @@ async def serves(builder: Builder, name: str, objects: list[dict[str, Any]], fol
     volumes = mounted(folder, only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
     assert {mount["mountPath"] for mount in one["volumeMounts"]} == set(volumes)
     port, operators = free_port(), free_port()
-    async with ScriptedEngine("smollm2-135m-instruct") as engine:
-        pools = [{"name": "cpu", "model": "smollm2-135m-instruct", "host": "127.0.0.1", "port": engine.port}]
-        environment = {  # what a cluster's network would give
+    service, labels = only(objects, "Service", "-cpu"), {"app": "engine"}
+    api = KubernetesApi(tls=server_context(folder / "server"), services={service["metadata"]["name"]: labels})
+    api.token = TOKEN
+    async with ScriptedEngine("smollm2-135m-instruct") as engine, api:
+        api.add_pod("x-serving-cpu-1", "127.0.0.1", port=engine.port, labels=labels)
+        environment = {  # what a cluster gives, and ports that are free here
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(api.port),
             "SERVING_SERVER__PORT": str(port),
             "SERVING_SERVER__OPERATOR_PORT": str(operators),
             "SERVING_SERVER__DRAIN_DELAY_SECONDS": "0",
-            "SERVING_POOLS": json.dumps(pools),
         }
         groups = str(security["fsGroup"])
         process = start(root, configuration, one["args"], volumes=volumes, environment=environment, groups=groups)

@@ -100,7 +100,6 @@ def test_clients_reach_gateways_and_scrapers_their_metrics(objects: list[dict[st
     assert network.allows("ingress", gateway, "http", namespace=anybody)
     assert network.allows("ingress", gateway, "operators", namespace=MONITORING)
     assert not network.allows("ingress", gateway, "operators", namespace=anybody)
-    assert not network.allows("egress", gateway, 443)
     test = labels(objects, "Pod", "-test")
     assert network.allows("egress", test, "http", labels=gateway) and not network.allows("egress", test, 443)
 
@@ -112,6 +111,36 @@ def test_named_clients_are_the_only_ones(helm_4: Helm) -> None:
     assert not network.allows("ingress", gateway, "http", namespace={"team": "b"})
     assert network.allows("ingress", gateway, "http", labels=labels(objects, "Pod", "-test")), "helm test is a client, too"
     assert network.allows("egress", gateway, 6379, labels={"app": "redis"})
+
+
+@pytest.mark.parametrize(
+    ("gateway", "port"),
+    [
+        ({"discovery": "kubernetes"}, 443),
+        ({"discovery": "kubernetes"}, 6443),
+        ({"database": {"existingSecret": "db"}, "keys": {"existingSecret": "keys"}}, 5432),
+        ({"limitStore": {"existingSecret": "redis"}}, 6379),
+        ({"settings": {"tracing": {"endpoint": "http://collector:4318/v1/traces"}}}, 4318),
+    ],
+)
+def test_gateways_reach_what_they_use_and_nothing_else(helm_4: Helm, gateway: dict[str, Any], port: int) -> None:
+    without = helm_4.template({"gateway": {"discovery": "dns"}})
+    own = labels(without, "Deployment", "-gateway")
+    places: tuple[dict[str, Any], ...] = ({}, {"labels": {"app": "redis"}}, {"namespace": {"team": "data"}})
+    network = Network(helm_4.template({"gateway": {"discovery": "dns", **gateway}}))
+    for place in places:
+        assert network.allows("egress", own, port, **place)
+        assert not Network(without).allows("egress", own, port, **place)
+    assert not network.allows("egress", labels(without, "Deployment", "-cpu"), port, labels={"app": "redis"})
+
+
+def test_what_gateways_use_may_be_narrowed(helm_4: Helm) -> None:
+    peers = {"to": [{"podSelector": {"matchLabels": {"app": "redis"}}}], "ports": [6380]}
+    objects = helm_4.template({"gateway": {"limitStore": {"existingSecret": "redis"}}, "networkPolicy": {"limitStore": peers}})
+    network, gateway = Network(objects), labels(objects, "Deployment", "-gateway")
+    assert network.allows("egress", gateway, 6380, labels={"app": "redis"})
+    assert not network.allows("egress", gateway, 6380, labels={"app": "another"})
+    assert not network.allows("egress", gateway, 6379, labels={"app": "redis"})
 
 
 def test_without_the_switch_there_is_no_policy(helm: Helm) -> None:

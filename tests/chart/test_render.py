@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.chart.conftest import EVERYTHING_ON, VALUES, altered_chart
-from tests.doubles.tools import CHART, Helm, Refused, container, only, pods
+from serving.fleet.kubernetes import _resource
+from serving.fleet_settings import KubernetesPoolSettings
+from serving.settings import Settings
+from tests.chart.conftest import EVERYTHING_ON, MIXED_POOLS, VALUES, altered_chart
+from tests.doubles.tools import CHART, Helm, Refused, container, only, pod_templates, pods
 
 pytestmark = pytest.mark.chart
 POOL = {"name": "cpu", "profile": "smollm2-135m-cpu"}
@@ -46,6 +50,9 @@ def test_both_helms_render_the_same(values: dict[str, Any]) -> None:
         ({"gateway": {"settings": {"limits": {"in_flight": "many"}}}}, "gateway.settings.limits.in_flight", "integer"),
         ({"gateway": {"settings": {"server": {"port": 1}}}}, "gateway.settings.server", "port"),
         ({"gateway": {"settings": {"auth": {"api_key": "secret"}}}}, "gateway.settings.auth", "api_key"),
+        ({"gateway": {"discovery": "consul"}}, "gateway.discovery", "kubernetes"),
+        ({"gateway": {"settings": {"kubernetes": {"api_url": "x"}}}}, "gateway.settings.kubernetes", "api_url"),
+        ({"rbac": {"create": "yes"}}, "rbac.create", "boolean"),
         ({"pools": [{**POOL, "acelerator": 1}]}, "pools.0", "acelerator"),
         ({"pools": [{**POOL, "replicas": "1"}]}, "pools.0.replicas", "integer"),
         ({"pools": [{**POOL, "name": "Cpu"}]}, "pools.0.name", "pattern"),
@@ -69,7 +76,15 @@ def test_both_helms_render_the_same(values: dict[str, Any]) -> None:
         ({"security": {"runAsUser": 0}}, "security.runAsUser", ""),
         ({"networkPolicy": {"hub": {"ports": ["https"]}}}, "networkPolicy.hub.ports.0", "integer"),
         ({"gate": {"enabled": True}}, "", "gate"),
+        ({"gateway": {"database": {"spillSize": "much"}}}, "gateway.database.spillSize", ""),
+        ({"gateway": {"keys": {"existing": "keys"}}}, "gateway.keys", "existing"),
+        ({"gateway": {"limitStore": {"url": "redis://h"}}}, "gateway.limitStore", "url"),
+        ({"gateway": {"settings": {"limits": {"store": {"url": "redis://h"}}}}}, "gateway.settings.limits.store", "url"),
+        ({"networkPolicy": {"apiServer": {"ports": []}}}, "networkPolicy.apiServer.ports", "1"),
         ({"monitoring": {"podMonitor": {"interval": "soon"}}}, "monitoring.podMonitor.interval", "pattern"),
+        ({"gateway": {"settings": {"tenants": {"Red": {}}}}}, "gateway.settings.tenants", "Red"),
+        ({"gateway": {"settings": {"tenants": {"red": {"limits": {"rpm": 1}}}}}}, "gateway.settings.tenants.red.limits", "rpm"),
+        ({"gateway": {"settings": {"database": {"url": "x"}}}}, "gateway.settings.database", "url"),
     ],
 )
 def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, Any], path: str, words: str) -> None:
@@ -133,6 +148,8 @@ def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, 
         ),
         ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.host: is missing"),
         ({"gateway": {"httpRoute": {"enabled": True}}}, "gateway.httpRoute.parentRefs: is missing"),
+        ({"gateway": {"database": {"existingSecret": "db"}}}, "gateway.keys.existingSecret: is empty"),
+        ({"gateway": {"keys": {"fileKey": "lines"}}}, "gateway.keys.existingSecret: is empty"),
     ],
 )
 def test_what_the_schema_cannot_say_is_refused_too(helm: Helm, values: dict[str, Any], message: str) -> None:
@@ -158,6 +175,148 @@ def test_secrets_are_named_and_never_shown(helm_4: Helm) -> None:
         assert pod["imagePullSecrets"] == [{"name": "pull"}]
         for volume in pod.get("volumes", []):
             assert volume["name"] != "secret" or volume["secret"]["secretName"] == "mine"
+
+
+RIGHTS = ("Role", "RoleBinding")
+TOKEN_PLACE = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def gateway_settings(objects: list[dict[str, Any]]) -> Settings:
+    text = only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"]
+    settings = yaml.safe_load(text)
+    del settings["relay"]["engine_secret_file"]  # a file of the pod
+    settings.setdefault("auth", {})["key_secret"] = "from the environment"
+    return Settings.model_validate(settings)
+
+
+def test_gateways_may_ask_for_engines_and_for_nothing_else(helm: Helm) -> None:
+    objects = helm.template({"pools": MIXED_POOLS})
+    role, binding = only(objects, "Role", "-gateway"), only(objects, "RoleBinding", "-gateway")
+    assert role["rules"] == [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    pod = only(objects, "Deployment", "-gateway")["spec"]["template"]["spec"]
+    (subject,) = binding["subjects"]
+    assert (subject["name"], subject["namespace"]) == (pod["serviceAccountName"], role["metadata"]["namespace"])
+    assert not [each for each in objects if each["kind"].startswith("ClusterRole")]
+    settings = gateway_settings(objects)
+    services = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Service"}
+    for pool in settings.pools:
+        assert pool.host is None and pool.kubernetes is not None and pool.kubernetes.service is not None
+        service = services[pool.kubernetes.service]
+        assert service["metadata"]["namespace"] == pool.kubernetes.namespace
+        assert pool.kubernetes.port in {port["name"] for port in service["spec"]["ports"]}
+    path, _ = _resource(KubernetesPoolSettings(service="x"), "ns")
+    assert path == "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices", "what the role is for"
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_a_token_is_where_it_is_needed_and_nowhere_else(helm_4: Helm, values: dict[str, Any]) -> None:
+    objects = helm_4.template(values)
+    asks = any(pool.kubernetes is not None for pool in gateway_settings(objects).pools)
+    for workload, pod in ((each, template["spec"]) for each in objects for template in pod_templates(each)):
+        projected = [volume for volume in pod.get("volumes", []) if "projected" in volume]
+        containers = [*pod["containers"], *pod.get("initContainers", [])]
+        mounts = [m for each in containers for m in each.get("volumeMounts", []) if m["mountPath"] == TOKEN_PLACE]
+        wanted = int(asks and workload["metadata"]["name"].endswith("-gateway"))
+        assert (len(projected), len(mounts)) == (wanted, wanted), workload["metadata"]["name"]
+        assert pod["automountServiceAccountToken"] is False
+        for volume in projected:
+            token, authority = volume["projected"]["sources"]
+            assert token["serviceAccountToken"]["path"] == "token"
+            assert authority["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert bool([each for each in objects if each["kind"] in RIGHTS]) == (asks and values.get("rbac", {}).get("create", True))
+
+
+def test_names_need_no_rights(helm: Helm) -> None:
+    objects = helm.template({"gateway": {"discovery": "dns"}})
+    assert not [each for each in objects if each["kind"] in RIGHTS]
+    (pool,) = gateway_settings(objects).pools
+    assert (pool.host, pool.port, pool.kubernetes) == ("x-serving-cpu.default.svc", 8000, None)
+
+
+def settings_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    settings: dict[str, Any] = yaml.safe_load(only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("gateway", "is_open"),
+    [
+        ({}, True),
+        ({"apiKey": {"existingSecret": "one"}}, False),
+        ({"database": {"existingSecret": "db"}, "keys": {"existingSecret": "keys"}}, False),
+        ({"keys": {"existingSecret": "keys", "fileKey": "lines"}}, False),
+        ({"settings": {"auth": {"keys": [{"tenant": "red", "sha256": "a" * 64}]}}}, False),
+    ],
+)
+def test_only_without_any_place_for_keys_everybody_may_ask(helm_4: Helm, gateway: dict[str, Any], is_open: bool) -> None:
+    settings = settings_of(helm_4.template({"gateway": gateway}))
+    assert settings.get("auth", {}).get("allow_anonymous", False) is is_open
+    shown = helm_4.run("install", "x", str(CHART), "--dry-run=client", values={"gateway": gateway})
+    assert ("Everybody who reaches the Service" in shown) is is_open
+
+
+def test_the_gateway_starts_with_what_the_chart_makes_of_tenants(helm_4: Helm, tmp_path: Path) -> None:
+    objects = helm_4.template(VALUES["tenants"])
+    settings = Settings.model_validate(
+        settings_of(objects)
+        | {"relay": {}, "database": {"url": "postgresql://h/x"}}
+        | {"auth": settings_of(objects)["auth"] | {"key_secret": "0123456789abcdef"}}
+    )
+    assert settings.tenants["red"].limits.requests_per_minute == 60
+    assert settings.auth.key_file == Path("/etc/serving/keys/keys")
+    assert settings.ledger.spill_dir == Path("/var/lib/serving/spill")
+    gateway = container(only(objects, "Deployment", "-gateway"))
+    assert {v["name"]: v["valueFrom"]["secretKeyRef"] for v in gateway["env"]} == {
+        "SERVING_DATABASE__URL": {"name": "database", "key": "url"},
+        "SERVING_AUTH__KEY_SECRET": {"name": "keys", "key": "key-secret"},
+    }
+    mounts = {mount["mountPath"]: mount for mount in gateway["volumeMounts"]}
+    assert "subPath" not in mounts["/etc/serving/keys"], "a Secret's change would never reach the pod"
+    assert not mounts["/var/lib/serving/spill"].get("readOnly")
+
+
+def test_the_store_of_limits_comes_by_environment_and_knows_how_many_share_it(helm: Helm) -> None:
+    store: dict[str, Any] = {"limitStore": {"existingSecret": "redis"}}
+    for gateway, shares in (
+        ({"replicas": 3}, 3),
+        ({"replicas": 0}, 1),
+        ({"autoscaling": {"by": "hpa", "maxReplicas": 7}}, 7),
+        ({"settings": {"limits": {"store": {"replicas": 5}}}}, 5),
+    ):
+        objects = helm.template({"gateway": {**store, **gateway}})
+        settings = settings_of(objects)
+        assert settings["limits"]["store"] == {"replicas": shares}
+        settings["limits"]["store"]["url"] = "redis://h/0"  # what the environment brings
+        assert Settings.model_validate(settings | {"relay": {}}).limits.store.replicas == shares
+        (variable,) = container(only(objects, "Deployment", "-gateway"))["env"]
+        assert variable == {
+            "name": "SERVING_LIMITS__STORE__URL",
+            "valueFrom": {"secretKeyRef": {"name": "redis", "key": "url"}},
+        }
+
+
+SCALED_TO_NOTHING = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
+
+
+def test_routing_begins_with_the_profiles_speeds_and_prices(helm: Helm) -> None:
+    pools = [
+        {**MIXED_POOLS[0]},
+        {**MIXED_POOLS[3]},
+        {"name": "epyc", "profile": "smollm2-135m-epyc-9005", **SCALED_TO_NOTHING},
+        {"name": "cpu", "profile": "smollm2-135m-cpu", **SCALED_TO_NOTHING},
+    ]
+    own = {"policy": "round_robin", "pools": {"mi355x": {"sequences": 7}}}
+    objects = helm.template({"pools": pools, **SCALED, "gateway": {"settings": {"routing": own}}})
+    routing = gateway_settings(objects).routing
+    assert routing.policy == "round_robin"
+    known = routing.pools["mi355x"]
+    assert (known.sequences, known.cache_tokens, known.prefill_tokens_per_second) == (7, 4090816, 38740.0)
+    assert known.step_seconds == pytest.approx(0.02532 / 2.99, rel=1e-3), "of a token, as the gateway counts"
+    assert (known.elastic, known.dollars_per_hour) == (False, pytest.approx(8 * 2.9))
+    assert routing.pools["h100"].dollars_per_hour == 32, "of both nodes"
+    assert (routing.pools["epyc"].elastic, routing.pools["epyc"].dollars_per_hour) == (True, 12.67)
+    assert (routing.pools["cpu"].elastic, routing.pools["cpu"].dollars_per_hour) == (False, None), "nobody knows its price"
 
 
 def test_without_the_switch_nothing_of_the_operator_is_rendered(helm: Helm) -> None:

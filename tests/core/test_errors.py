@@ -21,6 +21,8 @@ KINDS = [
     ("UrlTooLong", 414, "invalid_request_error", "url_too_long", Outcome.INVALID),
     ("UnsupportedMedia", 415, "invalid_request_error", "unsupported_media_type", Outcome.INVALID),
     ("Overloaded", 429, "rate_limit_error", "overloaded", Outcome.OVERLOADED),
+    ("RateLimited", 429, "rate_limit_error", "rate_limit_exceeded", Outcome.RATE_LIMITED),
+    ("QuotaSpent", 429, "insufficient_quota", "insufficient_quota", Outcome.RATE_LIMITED),
     ("HeadTooLarge", 431, "invalid_request_error", "headers_too_large", Outcome.INVALID),
     ("Unavailable", 503, "server_error", "model_unavailable", Outcome.UNAVAILABLE),
     ("EngineFailed", 502, "server_error", "engine_failed", Outcome.ENGINE_ERROR),

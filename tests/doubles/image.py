@@ -117,6 +117,17 @@ def _wheels() -> Path:
     return folder
 
 
+def _place(root: Path, inside: str) -> Path:
+    """Where a path of the image is here: an absolute link of the image, as that from /var/run to /run, begins at its root."""
+    place = root
+    for part in Path(inside).parts[1:]:
+        place = place / part
+        if place.is_symlink():
+            target = place.readlink()
+            place = root / target.relative_to("/") if target.is_absolute() else place.parent / target
+    return place
+
+
 def start(
     root: Path,
     configuration: Mapping[str, Any],
@@ -135,13 +146,14 @@ def start(
     `devices`: with this machine's /proc, /sys and /dev. `log`: where its output goes, in place of a pipe.
     The command ends with the process; network and process ids are the machine's.
     """
-    writable = dict(writable or {})
-    for inside in (*volumes, *writable):
-        (root / inside.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    read_only = {_place(root, inside): outside for inside, outside in volumes.items()}
+    writable_places = {_place(root, inside): outside for inside, outside in (writable or {}).items()}
+    for place in (*read_only, *writable_places):
+        place.mkdir(parents=True, exist_ok=True)
     mounts = [f"mount --bind {root} {root}"]
-    mounts += [f"mount --bind {outside} {root}{inside}" for inside, outside in volumes.items()]
-    mounts += [f"mount -o remount,bind,ro {root}{inside}" for inside in ("", *volumes)]
-    mounts += [f"mount --bind {outside} {root}{inside}" for inside, outside in writable.items()]
+    mounts += [f"mount --bind {outside} {place}" for place, outside in read_only.items()]
+    mounts += [f"mount -o remount,bind,ro {place}" for place in (root, *read_only)]
+    mounts += [f"mount --bind {outside} {place}" for place, outside in writable_places.items()]
     if devices:
         mounts += [f"mount --rbind /{name} {root}/{name}" for name in ("proc", "sys", "dev")]
     words = [*configuration["Entrypoint"], *arguments]

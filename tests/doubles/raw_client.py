@@ -94,10 +94,11 @@ class RawClient:
         response = await client.ask("/v1/models")
     """
 
-    def __init__(self, url: str, *, receive_buffer_bytes: int | None = None) -> None:
+    def __init__(self, url: str, *, receive_buffer_bytes: int | None = None, receive_seconds: float = RECEIVE_SECONDS) -> None:
         parts = urlsplit(url)
         self._address = (parts.hostname or "", parts.port or 80)
         self._receive_buffer_bytes = receive_buffer_bytes
+        self._receive_seconds = receive_seconds
         self._buffer = bytearray()
         self._end: Literal["fin", "rst"] | None = None
         self._socket: socket.socket | None = None
@@ -252,7 +253,7 @@ class RawClient:
             return False
         assert self._socket is not None
         try:
-            async with asyncio.timeout(RECEIVE_SECONDS):
+            async with asyncio.timeout(self._receive_seconds):
                 data = await asyncio.get_running_loop().sock_recv(self._socket, 256 * 1024)
         except ConnectionResetError:
             self._end = "rst"

@@ -31,6 +31,8 @@ from tests.doubles.vllm_errors import VllmError, dump, phrase, read_body, room_t
 from tests.doubles.vllm_pooling import WHOLE_SURFACES, Asked, WholeSurface, new_id
 from tests.doubles.vllm_surfaces import SURFACES, counted
 
+PROBE_HEADER = "x-serving-probe"
+"""Requests with it are answered by `probes` and kept apart from the clients'."""
 CONTROL_ROUTES = {
     "/health": ("GET",),
     "/ping": ("GET", "POST"),
@@ -45,7 +47,8 @@ class ScriptedEngine:
     """One engine on one loopback port; any number of them live in one process.
 
     Everything public may be changed while it runs: `default` and `choose` (scripts for requests), `routes` (scripts for
-    the engine's own routes, as `engine.routes["/health"] = Script(status=503)`), `models`, `metric_overrides`, `blackhole`.
+    the engine's own routes, as `engine.routes["/health"] = Script(status=503)`), `probes` (for a gateway's token requests; None:
+    healthy), `models`, `metric_overrides`, `blackhole`.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class ScriptedEngine:
         self.default = default or Script()
         self.choose: Callable[[ParsedRequest], Script | None] | None = None
         self.routes: dict[str, Script] = {}
+        self.probes: Script | None = None
         self.metric_overrides: dict[str, float] = {}
         self.blackhole = False
         self.max_model_len = max_model_len
@@ -157,7 +161,8 @@ class ScriptedEngine:
             raise self._failures[0]
 
     def open_record(self, connection: int, request: ParsedRequest) -> Record:
-        return self.log.open(connection, request, is_control=request.path in CONTROL_ROUTES)
+        is_probe = request.header(PROBE_HEADER) is not None
+        return self.log.open(connection, request, is_control=is_probe or request.path in CONTROL_ROUTES)
 
     async def answer(self, record: Record, connection: EngineConnection) -> bool:
         """Answer one request; says whether the connection lives on."""
@@ -166,7 +171,7 @@ class ScriptedEngine:
         record.script = script
         record.usage = script.usage
         try:
-            if record.is_control:
+            if record.is_control and record.path in CONTROL_ROUTES:
                 return await connection.play(record, script, self._control_reply(request, script))
             if script.is_canned:
                 reply = canned_reply(request, script)
@@ -180,6 +185,8 @@ class ScriptedEngine:
     def _script_for(self, record: Record) -> Script:
         if self.blackhole:
             return Script(blackhole=True)
+        if record.header(PROBE_HEADER) is not None:
+            return self.probes or Script()
         if record.is_control:
             return self.routes.get(record.path, Script())
         if self._queue:

@@ -75,7 +75,21 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     return plan
 
 
-def test_the_gateway_gets_the_engine_as_an_endpoint_and_the_address(options: up.UpOptions, planned: Planned) -> None:
+def test_an_address_that_others_reach_needs_a_key(options: up.UpOptions) -> None:
+    with pytest.raises(ConfigurationError, match=r"server\.host: 0\.0\.0\.0 can be reached from other machines"):
+        up.run_up(replace(options, host="0.0.0.0"), Lines())
+
+
+def test_keys_of_a_database_are_a_blank_to_fill(options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_DATABASE__URL", "sqlite:/var/lib/serving/serving.db")
+    _, _, rest = planned(options)
+    assert "Authorization: Bearer YOUR_KEY" in rest["announcement"]
+
+
+def test_the_gateway_gets_the_engine_as_an_endpoint_and_the_address(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVING_AUTH__API_KEY", "k")
     _, gateway, _ = planned(replace(options, host="0.0.0.0"))
     assert gateway.argv[1:] == ("-m", "serving", "gateway")
     assert gateway.environment["SERVING_SERVER__HOST"] == "0.0.0.0"

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from serving.fleet.store import EndpointState
 from serving.settings import Settings
 from serving.sim.engine import SimulatedEngine
 from tests.doubles.conservation import Expectation, conserved
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import settled
 from tests.doubles.simulated_engine import simulated_engine
 
 GatewayOver = Callable[..., AbstractAsyncContextManager[RunningGateway]]
@@ -78,6 +80,16 @@ async def pooling_gateway(pooling_url: str) -> AsyncIterator[RunningGateway]:
     endpoint = {"name": "e1", "url": pooling_url, "model": "tiny", "tasks": ["embed", "score"]}
     async with RunningGateway(Settings.model_validate({"endpoints": [endpoint], "auth": {"api_key": "sk-test"}})) as started:
         yield started
+
+
+async def all_ready(gateway: RunningGateway) -> None:
+    """Wait until each endpoint has shown that it serves."""
+
+    async def problems() -> list[str]:
+        statuses = gateway.app.fleet.snapshot.statuses
+        return [f"{name} is {status.state}" for name, status in statuses.items() if status.state is not EndpointState.READY]
+
+    await settled(problems)
 
 
 def chat(**fields: Any) -> dict[str, Any]:

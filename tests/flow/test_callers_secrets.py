@@ -41,7 +41,9 @@ def assert_clean(engine: ScriptedEngine, secret: str | None) -> None:
         assert b"CANARY" not in record.raw
         assert b"alice" not in record.raw
         assert record.request.all("x-serving-engine-secret") == ([secret] if secret else [])
-        extra = {name.lower() for name, _ in record.headers} - ALLOWED - {"connection", "x-serving-engine-secret"}
+        extra = (
+            {name.lower() for name, _ in record.headers} - ALLOWED - {"connection", "x-serving-engine-secret", "x-serving-probe"}
+        )
         assert not extra, extra
 
 

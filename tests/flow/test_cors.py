@@ -7,7 +7,7 @@ import pytest
 from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.flow.conftest import GatewayOver, chat
+from tests.flow.conftest import GatewayOver, all_ready, chat
 
 CHAT = "/v1/chat/completions"
 ORIGIN = "https://chat.example"
@@ -122,6 +122,7 @@ async def test_o_http_4_what_a_preflight_asks_for_is_echoed_only_when_it_is_a_li
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/livez", "/readyz", "/health", "/metrics", "/nope", CHAT])
 async def test_o_http_4_head_is_get_without_a_body(engine: ScriptedEngine, gateway_over: GatewayOver, path: str) -> None:
     async with gateway_over({"e1": engine}) as gateway, RawClient(gateway.url) as client:
+        await all_ready(gateway)
         get = await client.ask(path)
         await client.send(request_bytes(path, method="HEAD"))
         head = await client.read(method="HEAD")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import openai
@@ -174,7 +175,7 @@ async def test_o_sec_3_a_single_tenant_shares_with_itself(
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 async def test_o_sec_3_a_real_engine_shares_nothing_between_tenants(real_engine: RealEngine, path: str) -> None:
     """The paired check: a tenant's own repetition is found in the cache, another's is not, whatever salt it names."""
     auth = {"keys": [ALICE.model_dump(), BOB.model_dump()]}
@@ -196,6 +197,34 @@ async def test_o_sec_3_a_real_engine_shares_nothing_between_tenants(real_engine:
         assert await hits("bob", cache_salt="alice") == 0
         assert await hits("alice") > 400
         assert await hits("bob") > 400
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+async def test_o_sec_3_a_real_engine_shares_within_a_group_and_with_nobody_else(real_engine: RealEngine, path: str) -> None:
+    """Alice and Bob share by their group, Carol and Dave by having none; nobody shares across."""
+    shared, off = {"isolation": "shared", "isolation_group": "team"}, {"isolation": "off"}
+    tenants = {"alice": shared, "bob": shared, "carol": off, "dave": off, "erin": {}}
+    keys = [{"tenant": name, "sha256": hashlib.sha256(name.encode()).hexdigest()} for name in tenants]
+    endpoints = [{"name": "e1", "url": real_engine.url, "model": "tiny"}]
+    settings = Settings.model_validate({"endpoints": endpoints, "auth": {"keys": keys}, "tenants": tenants})
+    prompt = f"the very same prompt of groups on {path} " * 40
+
+    async with RunningGateway(settings) as gateway:
+
+        async def hits(tenant: str, **fields: Any) -> float:
+            before = await cache_hits(real_engine.url)
+            named = {"input": prompt} if path == RESPONSES else {"prompt": prompt} if path == COMPLETIONS else {}
+            body = asking(path, **(named or {"messages": [{"role": "user", "content": prompt}]}), **fields)
+            assert (await ask(gateway.url, path, body, headers={"Authorization": f"Bearer {tenant}"})).status == 200
+            return await cache_hits(real_engine.url) - before
+
+        assert await hits("alice") == 0
+        assert await hits("bob") > 400
+        assert await hits("carol") == 0
+        assert await hits("dave") > 400
+        assert await hits("erin") == 0
+        assert await hits("erin", cache_salt="team") == 0
 
 
 async def cache_hits(url: str) -> float:

@@ -9,7 +9,7 @@ import pytest
 from tests.doubles.raw_client import ask
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.flow.conftest import GatewayOver
+from tests.flow.conftest import GatewayOver, all_ready
 from tests.flow.surfaces import CHAT, COMPLETIONS, GENERATING, asking, assert_error
 
 ERROR = json.dumps({"error": {"message": "x", "code": 500}}).encode()
@@ -22,7 +22,7 @@ async def test_o_str_2_all_engines_refuse(gateway_over: GatewayOver, path: str) 
     async with ScriptedEngine() as first, ScriptedEngine() as second:
         engines = {"e1": first, "e2": second}
         async with gateway_over(engines, relay={"max_attempts": 2}, probe={"period_seconds": 60.0}) as gateway:
-            assert (await ask(gateway.url, "/readyz")).status == 200
+            await all_ready(gateway)
             first.refuse()
             second.refuse()
             response = await ask(gateway.url, path, asking(path, stream=True))

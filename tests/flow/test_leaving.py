@@ -12,7 +12,7 @@ from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
-from tests.flow.conftest import GatewayOver
+from tests.flow.conftest import GatewayOver, all_ready
 from tests.flow.surfaces import GENERATING, TURNS, asking
 
 WITHIN_SECONDS = 5.0
@@ -51,6 +51,7 @@ async def test_o_can_1_a_client_that_closes_its_pool_is_gone(gateway_over: Gatew
     """An SDK on a kept connection, whose user gives up."""
     async with ScriptedEngine(default=Script(ttft_seconds=30.0)) as first, ScriptedEngine() as second:
         async with gateway_over({"e1": first, "e2": second}) as gateway:
+            await all_ready(gateway)
             client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0)
             assert (await client.models.list()).data
             asking_now = asyncio.create_task(client.chat.completions.create(model="tiny", messages=TURNS))

@@ -120,11 +120,11 @@ async def test_what_departed_engines_leave_behind_is_bounded() -> None:
             app = gateway.app
             for turn in range(2, 80):
                 names.addresses = [f"127.0.0.{turn}"]
-                await become(lambda: list(app.fleet.snapshot.statuses) == [f"cpu-{names.addresses[0]}"])
+                await become(lambda: [e.name for e in app.fleet.snapshot.candidates("tiny")] == [f"cpu-{names.addresses[0]}"])
                 assert await status_of(gateway) == 200
             await become(lambda: len(app.relay._pools) <= 3)
             assert len({endpoint for _, endpoint, _ in app.metrics.attempts._values}) <= 65
-            assert len(app.chooser._last_used) <= 1
+            assert len(app.chooser._works) <= 1
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from serving.fleet.store import EndpointState
+from serving.core.outcomes import AttemptResult
+from tests.doubles.conservation import Expectation
 from tests.doubles.raw_client import RawClient, ask
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
-from tests.flow.conftest import GatewayOver, chat
+from tests.flow.conftest import GatewayOver, all_ready, chat
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 StartEngine = Callable[..., Awaitable[ScriptedEngine]]
 
+KILLED = Expectation(unsure_results=(AttemptResult.STALE,))
 NO_BUDGET = {"share": 0.0, "least_per_second": 0.0}
 
 
@@ -29,14 +30,6 @@ class HandClock:
 
     def __call__(self) -> float:
         return self.seconds
-
-
-async def all_ready(gateway: RunningGateway) -> None:
-    async def problems() -> list[str]:
-        statuses = gateway.app.fleet.snapshot.statuses
-        return [f"{name} is {status.state}" for name, status in statuses.items() if status.state is not EndpointState.READY]
-
-    await settled(problems)
 
 
 def asked(*engines: ScriptedEngine) -> list[int]:
@@ -210,3 +203,18 @@ async def test_what_must_not_be_repeated_gets_a_connection_of_its_own(engine: Sc
         assert (await ask(gateway.url, CHAT, chat())).status == 200
         assert (await ask(gateway.url, RESPONSES, {"model": "tiny", "input": "Hi.", "tools": ENGINE_TOOLS[0]})).status == 200
         assert len({record.connection for record in engine.log.requests}) == 2
+
+
+async def test_a_connection_that_had_ended_is_no_try_of_an_engine(start_engine: StartEngine, gateway_over: GatewayOver) -> None:
+    """An engine goes between two requests: its kept connection ends as it is taken, a new one is refused, the next answers."""
+    engines = {name: await start_engine(default=Script(head_at_arrival=False)) for name in ("e1", "e2")}
+    async with gateway_over(engines, expected=KILLED, probe={"period_seconds": 3600}) as gateway:
+        await all_ready(gateway)
+        for _ in range(2):
+            assert (await ask(gateway.url, CHAT, chat())).status == 200
+        engines["e1"].refuse()
+        engines["e1"].default = Script(rst_after=0, head_at_arrival=False)
+        assert (await ask(gateway.url, CHAT, chat())).status == 200
+        metrics = await gateway.metrics()
+        results = {r: metrics.sum("serving_engine_attempts_total", endpoint="e1", result=r) for r in ("stale", "unreachable")}
+        assert results == {"stale": 1, "unreachable": 1}

@@ -155,6 +155,23 @@ async def test_an_engine_comes_back_by_itself() -> None:
         assert await works(engine)
 
 
+async def test_an_engine_that_comes_back_while_it_drains_is_not_ended_by_that() -> None:
+    async with simulated_engine(step_seconds=0.01, shutdown_seconds=0.3) as engine:
+        async with RawClient(engine.url) as client:
+            await client.send(request_bytes(CHAT, asking(stream=True, max_tokens=500)))
+            body = client.read_body(await client.read_head())
+            await anext(body)
+            await engine.set_faults(Faults(stop="drain", restart_after_seconds=0.1))
+            assert await client.closed_by_peer() == "rst"
+
+        async def problems() -> list[str]:
+            return [] if engine.faults == Faults() else ["still down"]
+
+        await settled(problems, within_seconds=5.0)
+        await asyncio.sleep(0.5)
+        assert await works(engine)
+
+
 async def test_a_silent_abort_leaves_its_streams_open_until_their_clients_go() -> None:
     async with simulated_engine(step_seconds=0.01) as engine:
         async with RawClient(engine.url) as client:

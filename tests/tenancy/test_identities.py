@@ -10,7 +10,8 @@ from pydantic import SecretStr
 from serving.api.edge import bearer
 from serving.core.errors import InvalidRequest, Unauthorized
 from serving.settings import AuthSettings, KeySettings
-from serving.tenancy.identities import DEFAULT_TENANT, Identities
+from serving.tenancy.identities import Identities
+from serving.tenant_settings import DEFAULT_TENANT
 
 
 def key(tenant: str, text: str) -> KeySettings:
@@ -22,12 +23,12 @@ TWO_TENANTS = Identities(AuthSettings(keys=(key("red", "red-key"), key("red", "r
 
 @pytest.mark.parametrize("credential", [None, "", "anything"])
 def test_without_keys_everybody_is_the_default_tenant(credential: str | None) -> None:
-    assert Identities(AuthSettings()).identify(credential) == DEFAULT_TENANT
+    assert Identities(AuthSettings()).identify(credential).tenant.name == DEFAULT_TENANT
 
 
 @pytest.mark.parametrize(("credential", "tenant"), [("red-key", "red"), ("red-key-2", "red"), ("blue-key", "blue")])
 def test_a_key_belongs_to_its_tenant(credential: str, tenant: str) -> None:
-    assert TWO_TENANTS.identify(credential) == tenant
+    assert TWO_TENANTS.identify(credential).tenant.name == tenant
 
 
 @pytest.mark.parametrize("credential", ["", "RED-KEY", "red-key ", "red-ke", "\udcff", hashlib.sha256(b"red-key").hexdigest()])
@@ -53,25 +54,25 @@ def test_a_refusal_does_not_repeat_the_key() -> None:
 
 def test_one_plain_key_is_the_default_tenants() -> None:
     identities = Identities(AuthSettings(api_key=SecretStr("plain")))
-    assert identities.identify("plain") == DEFAULT_TENANT
+    assert identities.identify("plain").tenant.name == DEFAULT_TENANT
     with pytest.raises(Unauthorized):
         identities.identify("other")
 
 
 def test_the_plain_key_stands_beside_the_hashed_ones() -> None:
     identities = Identities(AuthSettings(api_key=SecretStr("plain"), keys=(key("red", "red-key"),)))
-    assert [identities.identify(text) for text in ("plain", "red-key")] == [DEFAULT_TENANT, "red"]
+    assert [identities.identify(text).tenant.name for text in ("plain", "red-key")] == [DEFAULT_TENANT, "red"]
 
 
 @pytest.mark.parametrize("text", ["schlüssel", "鍵", "with space"])
 def test_any_text_may_be_a_key(text: str) -> None:
     credential = bearer(b"Bearer " + text.encode())
-    assert Identities(AuthSettings(keys=(key("red", text),))).identify(credential) == "red"
+    assert Identities(AuthSettings(keys=(key("red", text),))).identify(credential).tenant.name == "red"
 
 
 def test_a_plain_key_with_a_newline_from_its_file_can_be_used() -> None:
     identities = Identities(AuthSettings(api_key=SecretStr("plain\n")))
-    assert identities.identify(bearer(b"Bearer plain")) == DEFAULT_TENANT
+    assert identities.identify(bearer(b"Bearer plain")).tenant.name == DEFAULT_TENANT
 
 
 def test_no_key_stands_in_an_identities_attributes() -> None:
@@ -116,8 +117,10 @@ def test_no_own_salt_names_another_tenants() -> None:
 
 def test_without_keys_or_isolation_only_an_own_salt_is_one() -> None:
     for identities in (Identities(AuthSettings()), isolating(isolate_caches=False)):
-        assert identities.cache_salt("red", None) is None
-        assert identities.cache_salt("red", "mine") == identities.cache_salt("blue", "mine")
+        red, blue = (identities.tenants.find(name) for name in ("red", "blue"))
+        assert red and blue
+        assert identities.cache_salt(red.isolation_group, None) is None
+        assert identities.cache_salt(red.isolation_group, "mine") == identities.cache_salt(blue.isolation_group, "mine")
 
 
 @pytest.mark.parametrize("own", [1, True, [], {}])

@@ -14,6 +14,10 @@
 {{- fail (printf "pools: %s: autoscaling: needs autoscaling.prometheus.address, where KEDA reads the demand" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- $keys := $values.gateway.keys -}}
+{{- if and (or $values.gateway.database.existingSecret $keys.fileKey) (not $keys.existingSecret) -}}
+{{- fail "gateway.keys.existingSecret: is empty, and the keys of gateway.database and gateway.keys.fileKey are hashed with what is in it" -}}
+{{- end -}}
 {{- $scaling := $values.gateway.autoscaling -}}
 {{- if and (ne $scaling.by "none") (gt ($scaling.minReplicas | int) ($scaling.maxReplicas | int)) -}}
 {{- fail "gateway.autoscaling: minReplicas is more than maxReplicas" -}}

@@ -78,6 +78,10 @@
   "terminationSeconds" ($pool.terminationGracePeriodSeconds | default $stopping | int)
   "podAnnotations" ($pool.podAnnotations | default dict)
 -}}
+{{- with $profile.routing -}}
+{{- $elastic := or .elastic (and (hasKey $pool "autoscaling") (eq (dig "autoscaling" "minReplicas" 1 $pool | int) 0)) -}}
+{{- $_ := set $out "routing" (set (deepCopy .) "elastic" (and $elastic (hasKey . "dollars_per_hour"))) -}}
+{{- end -}}
 {{- if $simulated -}}
 {{- $words := hasKey $pool "drainSeconds" | ternary (list "--drain-seconds" (toString $drain)) list -}}
 {{- $_ := set $out "command" (concat $profile.simulation.argv $words) -}}

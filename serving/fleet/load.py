@@ -1,0 +1,86 @@
+"""Reads the engines' metrics again and again, off the way of requests, and keeps in the fleet what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from serving.core.clock import Clock, monotonic
+from serving.fleet.engine_load import read_load
+from serving.fleet.probe import Get, ProbeFailed
+from serving.fleet.store import Endpoint, EndpointState, Fleet
+from serving.fleet_settings import LoadSettings
+
+PATH = "/metrics"
+
+
+class LoadReader:
+    """Asks each ready endpoint once in a period, one after another and evenly spread, so that a hundred are no burst.
+
+    An endpoint has one read under way at most: one that never answers holds up none of the others.
+    An engine that does not answer, or answers nonsense, is left alone: what it said last grows stale and is then unknown.
+    `failed` is called with the endpoint's pool.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        get: Get,
+        settings: LoadSettings,
+        *,
+        failed: Callable[[str], None] = lambda pool: None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._get = get
+        self._settings = settings
+        self._failed = failed
+        self._clock = clock
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._task: asyncio.Task[None] | None = None
+        fleet.load_stale_seconds = settings.stale_seconds
+
+    async def __aenter__(self) -> LoadReader:
+        if self._settings.enabled:
+            self._task = asyncio.create_task(self._go_round(), name="engine-load")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [*self._reading.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _go_round(self) -> None:
+        period_seconds = self._settings.period_seconds
+        while True:
+            statuses = self._fleet.snapshot.statuses.values()
+            ready = [status.endpoint for status in statuses if status.state is EndpointState.READY]
+            for endpoint in ready:
+                self._begin(endpoint)
+                await asyncio.sleep(period_seconds / len(ready))
+            if not ready:
+                await asyncio.sleep(period_seconds)
+
+    def _begin(self, endpoint: Endpoint) -> None:
+        """Read one engine, unless its last read is still under way."""
+        if endpoint.name in self._reading:
+            return
+        task = asyncio.create_task(self._read(endpoint), name=f"engine-load-{endpoint.name}")
+        self._reading[endpoint.name] = task
+        task.add_done_callback(lambda _: self._reading.pop(endpoint.name, None))
+
+    async def _read(self, endpoint: Endpoint) -> None:
+        try:
+            status, body = await self._get(endpoint.url, PATH, timeout_seconds=self._settings.timeout_seconds)
+        except ProbeFailed:
+            self._failed(endpoint.pool)
+            return
+        load = read_load(body, self._clock(), self._fleet.loads.get(endpoint.name)) if status == 200 else None
+        if load is None:
+            self._failed(endpoint.pool)
+        else:
+            self._fleet.record_load(endpoint, load)

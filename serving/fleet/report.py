@@ -1,0 +1,142 @@
+"""The fleet as operators see it: what `GET /fleet` answers and `serving fleet` shows. None is unknown, and never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from serving.core.clock import monotonic
+from serving.fleet.engine_load import EngineLoad
+from serving.fleet.store import Endpoint, EndpointState, Fleet
+
+WITHHELD = "withheld"
+"""The state of an engine that discovery knows and that gets no new requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What an engine said of itself, `age_seconds` ago. Hit rate and tokens are since the read before."""
+
+    age_seconds: float
+    ranks: int
+    running: float | None
+    waiting: float | None
+    kv_cache_usage: float | None
+    kv_cache_usage_of_fullest: float | None
+    cache_hit_rate: float | None
+    prompt_tokens_per_second: float | None
+    output_tokens_per_second: float | None
+    preemptions: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedReport:
+    """What routing has learned about an endpoint."""
+
+    prefill_tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+    """Of all running requests together."""
+
+
+@dataclass(frozen=True, slots=True)
+class DollarReport:
+    """What an endpoint costs."""
+
+    per_hour: float | None = None
+    per_million_output_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReport:
+    name: str
+    pod: str | None
+    state: str
+    """unknown, ready, unready, or withheld."""
+    reason: str
+    breaker: str | None
+    """What requests say about it: closed, open (left out for failing), half_open (on trial)."""
+    share: float | None
+    """How much of what it would get otherwise it gets, up to 1: less during its slow start."""
+    in_flight: int | None
+    """Requests of this gateway that are under way there."""
+    load: LoadReport | None
+    speed: SpeedReport
+    dollars: DollarReport
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    name: str
+    model: str
+    target: str
+    ready: int
+    endpoints: tuple[EndpointReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    pools: tuple[PoolReport, ...]
+
+
+def fleet_report(
+    fleet: Fleet,
+    pools: Sequence[tuple[str, str, str]],
+    in_flight: Callable[[str], int],
+    speed: Callable[[Endpoint], SpeedReport] = lambda endpoint: SpeedReport(),
+    dollars: Callable[[Endpoint], DollarReport] = lambda endpoint: DollarReport(),
+) -> FleetReport:
+    """The report of this moment. `pools` are names, models and targets of those that are set; a pool may have no endpoint."""
+    statuses = fleet.snapshot.statuses.values()
+    made = []
+    for pool, model, target in pools:
+        present = [s for s in statuses if (s.endpoint.pool, s.endpoint.model, s.endpoint.target) == (pool, model, target)]
+        endpoints = [
+            EndpointReport(
+                name=status.endpoint.name,
+                pod=status.endpoint.pod or None,
+                state=str(status.state),
+                reason=status.reason,
+                breaker=str(status.breaker),
+                share=status.share(monotonic()),
+                in_flight=in_flight(status.endpoint.name),
+                load=_load(fleet.load(status.endpoint.name)),
+                speed=speed(status.endpoint),
+                dollars=dollars(status.endpoint),
+            )
+            for status in present
+        ]
+        for each in fleet.withheld.get(pool, ()):
+            endpoints.append(
+                EndpointReport(
+                    name=each.name,
+                    pod=each.pod or None,
+                    state=WITHHELD,
+                    reason=each.reason,
+                    breaker=None,
+                    share=None,
+                    in_flight=in_flight(each.name),
+                    load=None,
+                    speed=SpeedReport(),
+                    dollars=DollarReport(),
+                )
+            )
+        ready = sum(status.state is EndpointState.READY for status in present)
+        made.append(PoolReport(pool, model, target, ready, tuple(endpoints)))
+    return FleetReport(tuple(made))
+
+
+def _load(load: EngineLoad | None) -> LoadReport | None:
+    if load is None:
+        return None
+    return LoadReport(
+        age_seconds=round(monotonic() - load.read_at, 3),
+        ranks=load.ranks,
+        running=load.running,
+        waiting=load.waiting,
+        kv_cache_usage=load.kv_cache_usage,
+        kv_cache_usage_of_fullest=load.kv_cache_usage_of_fullest,
+        cache_hit_rate=load.cache_hit_rate,
+        prompt_tokens_per_second=load.prompt_tokens_per_second,
+        output_tokens_per_second=load.output_tokens_per_second,
+        preemptions=load.preemptions,
+    )

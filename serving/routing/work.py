@@ -1,0 +1,254 @@
+"""What an endpoint has to do, as this gateway knows it: who waits for a first token, who is being written, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serving.fleet.store import Endpoint
+from serving.routing.decision import Decision
+from serving.routing.predict import EngineRates, PoolRates
+from serving.routing.prefix import Cache, Hold
+from serving.routing.question import Question
+
+OVERDUE_SHARE = 0.25
+"""Of the work whose time is over and which is not done, this part is taken to be left."""
+ROOM_MARGIN = 1.5
+"""An engine is taken to have so much more room than was said, since requests are rarely as long as they may be."""
+MUCH_SLOWER = 3.0
+HORIZON_SECONDS = 30.0
+"""Over which arrivals and the share of time that goes to prefill are averaged."""
+
+
+def horizon_seconds(age_seconds: float) -> float:
+    """The same for what has not been watched for so long."""
+    return age_seconds + 1.0 if age_seconds < HORIZON_SECONDS - 1.0 else HORIZON_SECONDS
+
+
+class Ticket:
+    """One attempt at one endpoint, from its choice to its end. Where there was nothing to choose it is a count and no more."""
+
+    __slots__ = ("endpoint", "work")
+
+    question: Question | None = None
+    ttft_seconds: float | None = None
+    cached_tokens: float = 0.0
+    decision: Decision | None = None
+
+    def __init__(self, endpoint: Endpoint, work: Work) -> None:
+        self.endpoint = endpoint
+        self.work = work
+
+
+class Choice(Ticket):
+    """A ticket with everything that was predicted for it, so that it can be learned from."""
+
+    __slots__ = (
+        "alone",
+        "area",
+        "began",
+        "cached_bytes",
+        "cached_tokens",
+        "context_tokens",
+        "decision",
+        "first",
+        "hold",
+        "output_tokens",
+        "prefill_area",
+        "prefill_seconds",
+        "question",
+        "ttft_seconds",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        work: Work,
+        question: Question,
+        *,
+        prefill_seconds: float,
+        ttft_seconds: float,
+        output_tokens: float,
+        context_tokens: float,
+        cached_bytes: int,
+        cached_tokens: float,
+        decision: Decision | None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.work = work
+        self.question: Question = question
+        self.prefill_seconds = prefill_seconds
+        """Predicted, as all of these."""
+        self.ttft_seconds: float = ttft_seconds
+        self.output_tokens = output_tokens
+        self.context_tokens = context_tokens
+        """What it takes of the cache while it runs."""
+        self.cached_bytes = cached_bytes
+        self.cached_tokens: float = cached_tokens
+        self.decision = decision
+        self.hold: Hold | None = None
+        self.began = 0.0
+        self.first = 0.0
+        """When the first token came; 0: it did not, or could not be seen."""
+        self.alone = False
+        """Nobody else was waiting for a first token meanwhile."""
+        self.area = 0.0
+        self.prefill_area = 0.0
+
+
+class Work:
+    """The load and the learned rates of one endpoint."""
+
+    __slots__ = (
+        "area",
+        "began",
+        "cache",
+        "cache_tokens",
+        "cold_at",
+        "context_tokens",
+        "decoding_tokens",
+        "dollars_per_second",
+        "endpoint",
+        "free_at",
+        "in_flight",
+        "last_change",
+        "last_first",
+        "last_used",
+        "learned_at",
+        "name",
+        "plain",
+        "prefill_area",
+        "prefill_share",
+        "rates",
+        "refreshed_at",
+        "sequences",
+        "waiting",
+        "waiting_seconds",
+    )
+
+    def __init__(self, endpoint: Endpoint, pool: PoolRates, cache: Cache, now: float, dollars_per_second: float = 0.0) -> None:
+        self.endpoint = endpoint
+        self.name = endpoint.name.encode()
+        self.plain = Ticket(endpoint, self)
+        self.rates = EngineRates(pool)
+        self.cache = cache
+        self.cache_tokens = ROOM_MARGIN * pool.prior.cache_tokens
+        self.sequences = pool.prior.sequences
+        self.dollars_per_second = dollars_per_second
+        self.in_flight = 0
+        self.refreshed_at = now
+        self.learned_at = now
+        """When something was seen of its rates."""
+        self.last_used = 0
+        """The turn of the chooser in which it was taken last."""
+        self.cold_at = float("-inf")
+        """When it was taken last for a prompt that nobody had cached."""
+        self.waiting: dict[Choice, None] = {}
+        """Attempts without a first token, in the order in which they began."""
+        self.waiting_seconds = 0.0
+        """Of prefill, all of them together."""
+        self.free_at = now
+        """When their prefill should be done."""
+        self.decoding_tokens = 0.0
+        self.context_tokens = 0.0
+        self.area = 0.0
+        """Requests that are being written, summed over time."""
+        self.prefill_area = 0.0
+        """Seconds of prefill done since the beginning."""
+        self.last_first = now
+        """When the last first token came."""
+        self.prefill_share = 0.0
+        """Of the last time, the part that prefill took."""
+        self.last_change = self.began = now
+
+    def begin(self, choice: Choice, now: float) -> None:
+        self.advance(now)
+        seconds = choice.prefill_seconds
+        choice.began, choice.area, choice.prefill_area = now, self.area, self.prefill_area
+        choice.alone = not self.waiting
+        if self.waiting:
+            for other in self.waiting:
+                other.alone = False
+        self.waiting[choice] = None
+        self.waiting_seconds += seconds
+        self.free_at = (self.free_at if self.free_at > now else now) + seconds
+        self.context_tokens += choice.context_tokens
+
+    def first_token(self, choice: Choice, now: float) -> None:
+        """Prompts are taken in order, so that what is left is what began later."""
+        if choice not in self.waiting:
+            return
+        self.advance(now)
+        choice.first, choice.area = now, self.area
+        took = now - max(choice.began, self.last_first)
+        self.last_first = now
+        rates = self.rates
+        if took > MUCH_SLOWER * (choice.prefill_seconds + rates.step + rates.step_slope * self.in_flight):
+            # Not to be waited for until the answer's end says it exactly.
+            self.learned_at = now
+            rates.learn_prefill(choice.prefill_seconds / rates.prefill_seconds, took)
+        self._leaves(choice)
+        choice.prefill_area = self.prefill_area
+        self._written(choice)
+        self.free_at = now + self.waiting_seconds
+
+    def end(self, choice: Choice, now: float) -> None:
+        self.advance(now)
+        if choice in self.waiting:
+            self._leaves(choice)
+            self.free_at = max(now, min(self.free_at, now + self.waiting_seconds))
+        elif choice.first:
+            self.decoding_tokens -= choice.context_tokens
+        self.context_tokens -= choice.context_tokens
+
+    def refresh(self, now: float) -> None:
+        """Take up what was learned at other endpoints of the pool."""
+        self.refreshed_at = now
+        self.rates.refresh(now - self.learned_at)
+
+    def wait_seconds(self, now: float) -> float:
+        """Until the prefill that is ahead of a new request is done."""
+        if not self.waiting:
+            return 0.0
+        left = self.free_at - now
+        least = OVERDUE_SHARE * self.waiting_seconds
+        if left < 0.0:
+            # The engine is slower than it is taken to be, or hangs: what has been late for long stays so for as long.
+            return least - left
+        return left if left > least else least
+
+    def advance(self, now: float) -> None:
+        """Bring the averages up to now, and let those be written whose first token cannot be seen and should be there."""
+        passed = now - self.last_change
+        if passed <= 0.0:
+            return
+        self.area += (self.in_flight - len(self.waiting)) * passed
+        horizon = horizon_seconds(now - self.began)
+        self.prefill_share *= horizon / (horizon + passed)
+        self.last_change = now
+        if self.waiting and self.free_at <= now:
+            self._unseen(now)
+
+    def _unseen(self, now: float) -> None:
+        done = [choice for choice in self.waiting if choice.question.silent]
+        for choice in done:
+            self._leaves(choice)
+            choice.first = now
+            self._written(choice)
+
+    def _written(self, choice: Choice) -> None:
+        """A request is being written; all that are at once prove that the engine has room for them."""
+        self.decoding_tokens += choice.context_tokens
+        batch = self.in_flight - len(self.waiting)
+        if batch > self.sequences:
+            self.sequences = batch
+        if self.decoding_tokens > self.cache_tokens:
+            self.cache_tokens = self.decoding_tokens
+
+    def _leaves(self, choice: Choice) -> None:
+        del self.waiting[choice]
+        self.waiting_seconds = self.waiting_seconds - choice.prefill_seconds if self.waiting else 0.0
+        self.prefill_area += choice.prefill_seconds
+        self.prefill_share += choice.prefill_seconds / horizon_seconds(self.last_change - self.began)
+
+
+Works = Sequence[Work]

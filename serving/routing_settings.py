@@ -1,0 +1,83 @@
+"""The settings of routing: what waiting is worth, what machines cost, and what is known of their speed beforehand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+ObjectiveName = Literal["interactive", "standard", "batch"]
+"""The classes of requests."""
+Policy = Literal["cost", "round_robin", "least_loaded", "session", "random"]
+Rate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ObjectiveSettings(_Section):
+    """What waiting is worth to one class of requests."""
+
+    dollars_per_hour: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    """What it is worth that a request waits an hour less; counts against the prices of elastic pools."""
+    ttft_seconds: Annotated[float, Field(gt=0, le=86_400)]
+    """The time to the first token that is to be kept; from half of it on each second counts more and more."""
+
+
+class ObjectivesSettings(_Section):
+    interactive: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=7.2, ttft_seconds=2.0)
+    standard: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=1.8, ttft_seconds=10.0)
+    batch: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=0.072, ttft_seconds=600.0)
+
+
+class PoolRoutingSettings(_Section):
+    """One pool's machines. Rates are where learning begins; being wrong by two times does no harm."""
+
+    elastic: bool = False
+    """Its nodes go away when they are idle, so that using them costs something."""
+    dollars_per_hour: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    """Of what one endpoint runs on. Only elastic pools need it."""
+    prefill_tokens_per_second: Rate | None = None
+    step_seconds: Rate | None = None
+    """Of a decoding step with one request in it."""
+    step_seconds_per_sequence: Rate | None = None
+    """What each further request adds to a step."""
+    sequences: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Requests that an engine runs at once (--max-num-seqs)."""
+    cache_tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Tokens that an engine's cache holds."""
+    revision: Annotated[str, Field(max_length=63)] = ""
+    """What runs there, where two versions of a model share its traffic."""
+    weight: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 1.0
+    """Of the revision, beside the others of the model: 5 and 95 send a twentieth of the conversations to the first."""
+
+    @model_validator(mode="after")
+    def _priced(self) -> PoolRoutingSettings:
+        if self.elastic and self.dollars_per_hour is None:
+            raise ValueError("is elastic and has no dollars_per_hour; give the price of what one endpoint runs on")
+        return self
+
+
+class RoutingSettings(_Section):
+    policy: Policy = "cost"
+    """`cost` weighs seconds and dollars; the others are there to compare with."""
+    index_bytes: Annotated[int, Field(ge=1024 * 1024, le=2**40)] = 64 * 1024 * 1024
+    """The most memory that is kept to know which engine has which prompts cached."""
+    objective: ObjectiveName = "standard"
+    """The class of requests for which nothing else is said."""
+    objectives: ObjectivesSettings = ObjectivesSettings()
+    pools: dict[Name, PoolRoutingSettings] = {}
+    explain_key: SecretStr | None = None
+    """Who sends it as `x-serving-explain` is told in `x-serving-decision` why the engine was chosen. Give it by environment."""
+
+    @field_validator("explain_key", mode="after")
+    @classmethod
+    def _filled(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is None:
+            return None
+        text = secret.get_secret_value().strip()
+        if len(text) < 16 or not text.isascii() or not text.isprintable():
+            raise ValueError("must be at least 16 printable ASCII characters, since whoever knows it sees how the fleet is")
+        return SecretStr(text)

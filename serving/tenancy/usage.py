@@ -1,0 +1,123 @@
+"""What was used, and by whom: sums over the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from serving.tenancy.database.base import Database
+from serving.tenancy.prices import NANODOLLARS
+
+DIMENSIONS: Mapping[str, str] = {
+    "tenant": "tenant",
+    "model": "model",
+    "key": "key_id",
+    "day": "day",
+    "pool": "pool",
+    "target": "target",
+    "outcome": "outcome",
+}
+"""What can be summed by, and the column that holds it. A day is one of UTC."""
+
+_ANSWERED = "first_token_seconds IS NOT NULL"
+_SUMS = {
+    "requests": "count(*)",
+    "answered": f"sum(CASE WHEN {_ANSWERED} THEN 1 ELSE 0 END)",
+    "prompt_tokens": "sum(prompt_tokens)",
+    "cached_tokens": "sum(cached_tokens)",
+    "output_tokens": "sum(output_tokens)",
+    "seconds": "sum(seconds)",
+    "prompt_nanodollars": "sum(prompt_nanodollars)",
+    "cached_nanodollars": "sum(cached_nanodollars)",
+    "output_nanodollars": "sum(output_nanodollars)",
+    "estimated": "sum(estimated)",
+    "tokens_unknown": f"sum(CASE WHEN {_ANSWERED} AND prompt_tokens IS NULL THEN 1 ELSE 0 END)",
+    "dollars_unknown": f"sum(CASE WHEN {_ANSWERED} AND (prompt_nanodollars IS NULL"
+    " OR (output_tokens IS NOT NULL AND output_nanodollars IS NULL)) THEN 1 ELSE 0 END)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """One group. Dollars and tokens are the sums of what is known, None where nothing is."""
+
+    group: tuple[str, ...]
+    requests: int
+    answered: int
+    """Those of which a client got something."""
+    prompt_tokens: int | None
+    """The cached ones included."""
+    cached_tokens: int | None
+    output_tokens: int | None
+    seconds: float
+    """From arrival to end, summed."""
+    prompt_dollars: float | None
+    """For the prompt tokens that were not cached."""
+    cached_dollars: float | None
+    output_dollars: float | None
+    estimated: int
+    """Requests whose tokens are a guess, since the answer broke off."""
+    tokens_unknown: int
+    """Answered requests of which the engine did not say the tokens."""
+    dollars_unknown: int
+    """Answered requests that have no price, or not for all of their tokens."""
+
+    @property
+    def dollars(self) -> float | None:
+        known = [part for part in (self.prompt_dollars, self.cached_dollars, self.output_dollars) if part is not None]
+        return sum(known) if known else None
+
+    def as_dict(self, by: Sequence[str]) -> dict[str, Any]:
+        """For JSON and CSV: the group's names first."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "group"}
+        return {**dict(zip(by, self.group, strict=True)), **fields, "dollars": self.dollars}
+
+
+def read_usage(
+    database: Database, *, by: Sequence[str], since: datetime, until: datetime, tenant: str | None = None
+) -> list[UsageRow]:
+    """Sums for each group of requests that ended from `since` on and before `until`, sorted by group.
+
+    `by` names `DIMENSIONS`; none gives one row. Raises: DatabaseError.
+    """
+    columns = [database.day_of if name == "day" else DIMENSIONS[name] for name in by]
+    places = ", ".join(str(place) for place in range(1, len(columns) + 1))
+    where, parameters = "ended_at >= ? AND ended_at < ?", [since.timestamp(), until.timestamp()]
+    sql = f"SELECT {', '.join([*columns, *_SUMS.values()])} FROM serving_ledger WHERE {where}"
+    if tenant is not None:
+        sql += " AND tenant = ?"
+    if columns:
+        sql += f" GROUP BY {places} ORDER BY {places}"
+    rows = database.execute(sql, parameters if tenant is None else [*parameters, tenant])
+    found = [_row(row[: len(columns)], dict(zip(_SUMS, row[len(columns) :], strict=True))) for row in rows]
+    return [row for row in found if row.requests]
+
+
+def _row(group: Sequence[Any], sums: Mapping[str, Any]) -> UsageRow:
+    counts = {name: _integer(value) for name, value in sums.items() if name != "seconds"}
+    return UsageRow(
+        group=tuple(str(part) for part in group),
+        requests=counts["requests"] or 0,
+        answered=counts["answered"] or 0,
+        prompt_tokens=counts["prompt_tokens"],
+        cached_tokens=counts["cached_tokens"],
+        output_tokens=counts["output_tokens"],
+        seconds=round(float(sums["seconds"] or 0), 3),
+        prompt_dollars=_dollars(counts["prompt_nanodollars"]),
+        cached_dollars=_dollars(counts["cached_nanodollars"]),
+        output_dollars=_dollars(counts["output_nanodollars"]),
+        estimated=counts["estimated"] or 0,
+        tokens_unknown=counts["tokens_unknown"] or 0,
+        dollars_unknown=counts["dollars_unknown"] or 0,
+    )
+
+
+def _integer(value: Any) -> int | None:
+    """PostgreSQL sums large integers as decimals."""
+    return None if value is None else int(value)
+
+
+def _dollars(nanodollars: int | None) -> float | None:
+    return None if nanodollars is None else nanodollars / NANODOLLARS

@@ -1,0 +1,69 @@
+"""A sliding window over the last minute, in slices of a second."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_SECONDS = 60
+
+
+class Window:
+    """Sums what was taken within the last minute.
+
+    What is taken counts from the slice it falls into until that slice is 60 whole seconds old, so that no 60 seconds, wherever
+    they begin, hold more than was allowed; what was taken early in a slice counts up to one second longer than it must.
+    Times are seconds of any clock that does not go back.
+    """
+
+    __slots__ = ("_slices", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._slices: deque[list[int]] = deque()
+        """Number of the slice and what was taken in it, oldest first."""
+
+    def advance(self, now: float) -> None:
+        """Forget what is no longer in the window."""
+        oldest = int(now) - WINDOW_SECONDS
+        slices = self._slices
+        while slices and slices[0][0] < oldest:
+            self.total -= slices.popleft()[1]
+
+    def add(self, now: float, amount: int) -> None:
+        """Take `amount` now."""
+        slices, number = self._slices, int(now)
+        if slices and slices[-1][0] >= number:
+            slices[-1][1] += amount
+        else:
+            slices.append([number, amount])
+        self.total += amount
+
+    def give_back(self, taken: float, amount: int) -> None:
+        """Undo a part of what was taken at `taken`; what has left the window is worth nothing any more."""
+        number = int(taken)
+        for entry in reversed(self._slices):
+            if entry[0] == number:
+                returned = min(amount, entry[1])
+                entry[1] -= returned
+                self.total -= returned
+                return
+            if entry[0] < number:
+                return
+
+    def wait_seconds(self, now: float, amount: int, limit: int) -> float:
+        """How long until `amount` fits below `limit`, if nothing else is taken; 0.0 when it fits now. It must be ≤ `limit`."""
+        missing = self.total + amount - limit
+        if missing <= 0:
+            return 0.0
+        for number, taken in self._slices:
+            missing -= taken
+            if missing <= 0:
+                return number + WINDOW_SECONDS + 1 - now
+        return WINDOW_SECONDS + 1.0
+
+    def reset_seconds(self, now: float) -> float:
+        """How long until the window is empty, if nothing else is taken."""
+        for number, taken in reversed(self._slices):
+            if taken:
+                return number + WINDOW_SECONDS + 1 - now
+        return 0.0

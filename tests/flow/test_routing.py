@@ -1,0 +1,99 @@
+"""Routing as clients and operators see it: classes of requests, and why an engine was chosen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from serving.settings import Settings
+from tests.doubles.raw_client import RawResponse, ask
+from tests.doubles.running_gateway import RunningGateway
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.flow.conftest import GatewayOver, chat
+from tests.flow.test_retries import all_ready
+
+StartEngine = Callable[..., Awaitable[ScriptedEngine]]
+CHAT = "/v1/chat/completions"
+KEY = "who-may-know-how-the-fleet-is"
+DECISION = "x-serving-decision"
+
+
+def long_chat(**fields: Any) -> dict[str, Any]:
+    return chat(messages=[{"role": "user", "content": "Say something about the sea. " * 100}], **fields)
+
+
+async def asked(gateway: RunningGateway, **headers: str) -> RawResponse:
+    return await ask(gateway.url, CHAT, long_chat(), headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+async def test_operators_are_told_why_and_nobody_else(start_engine: StartEngine, gateway_over: GatewayOver) -> None:
+    engines = {"e1": await start_engine(), "e2": await start_engine()}
+    async with gateway_over(engines, routing={"explain_key": KEY}) as gateway:
+        await all_ready(gateway)
+        told = await asked(gateway, x_serving_explain=KEY)
+        decision = orjson.loads(told.header(DECISION) or "")
+        assert decision["chosen"] in engines
+        assert {row["endpoint"] for row in decision["candidates"]} == set(engines)
+        assert decision["candidates"][0]["cached_tokens"] == 0
+        again = orjson.loads((await asked(gateway, x_serving_explain=KEY)).header(DECISION) or "")
+        assert again["chosen"] == decision["chosen"]
+        assert again["candidates"][0]["cached_tokens"] > 300
+        for headers in ({}, {"x_serving_explain": "another key of some length"}):
+            assert (await asked(gateway, **headers)).header(DECISION) is None
+        metrics = await gateway.metrics()
+        assert metrics.sum("serving_routing_decisions_total") == 4
+        assert 0 < metrics.sum("serving_prefix_index_bytes") < 1_000_000
+
+
+async def test_without_a_key_of_the_operators_nobody_is_told(start_engine: StartEngine, gateway_over: GatewayOver) -> None:
+    async with gateway_over({"e1": await start_engine(), "e2": await start_engine()}) as gateway:
+        await all_ready(gateway)
+        assert (await asked(gateway, x_serving_explain="")).header(DECISION) is None
+
+
+async def test_only_who_may_choose_a_class_is_heard(start_engine: StartEngine, gateway_over: GatewayOver) -> None:
+    keys = [{"tenant": name, "sha256": hashlib.sha256(name.encode()).hexdigest()} for name in ("alice", "bob")]
+    tenants = {"alice": {"may_use_class_header": True}, "bob": {"priority": "batch"}}
+    async with gateway_over({"e1": await start_engine()}, auth={"keys": keys}, tenants=tenants) as gateway:
+        wrong = {"x_request_class": "urgent"}
+        refused = await asked(gateway, authorization="Bearer alice", **wrong)
+        assert refused.status == 400
+        assert b"interactive, standard, batch" in refused.body
+        assert (await asked(gateway, authorization="Bearer bob", **wrong)).status == 200
+        assert (await asked(gateway, authorization="Bearer alice", x_request_class="batch")).status == 200
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_loaded", "session", "random"])
+async def test_the_other_policies_serve_too(start_engine: StartEngine, gateway_over: GatewayOver, policy: str) -> None:
+    engines = {"e1": await start_engine(), "e2": await start_engine()}
+    async with gateway_over(engines, routing={"policy": policy}) as gateway:
+        await all_ready(gateway)
+        for _ in range(4):
+            assert (await ask(gateway.url, CHAT, chat(user="one"))).status == 200
+        counts = sorted(len(engine.log.requests) for engine in engines.values())
+        expected = {"session": [0, 4], "round_robin": [2, 2], "least_loaded": [2, 2]}
+        assert policy == "random" or counts == expected[policy]
+
+
+ENDPOINTS = [{"name": "e1", "url": "http://engine:8000", "model": "m", "pool": "b200"}]
+
+
+@pytest.mark.parametrize(
+    ("routing", "words"),
+    [
+        ({"pools": {"b20": {}}}, "there is no pool 'b20'; did you mean b200?"),
+        ({"pools": {"b200": {"elastic": True}}}, "dollars_per_hour"),
+        ({"explain_key": "short"}, "at least 16"),
+        ({"objective": "urgent"}, "'interactive', 'standard' or 'batch'"),
+        ({"policy": "cheapest"}, "'cost'"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(routing: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match="routing") as error:
+        Settings.model_validate({"endpoints": ENDPOINTS, "routing": routing})
+    assert words in str(error.value)
