@@ -1,4 +1,4 @@
-"""Writes what the chart takes from elsewhere: rendered profiles, the pods' programs, the gateway's settings in the schema.
+"""Writes what the chart takes from elsewhere: rendered profiles, the pods' programs, the schema of its values, its README.
 
 Run it with `make catalog` after a change of configs/, of serving/settings.py or of a pod's program; a test fails while the files
 differ from what this would write.
@@ -15,9 +15,13 @@ from serving.catalog.load import load_catalog
 from serving.catalog.render import render_profile
 from serving.settings import Settings
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from chart_readme import chart_readme
+from chart_values import values_schema
+
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serving"
-POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py")
+POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py", "pod/first_token.py", "pod/wait_for_memory.py")
 SECTIONS = (
     *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "auth", "tenants", "database"),
     *("ledger", "prices", "routing", "logging", "tracing"),
@@ -33,6 +37,7 @@ OF_THE_CHART = {
     "KubernetesSettings": ("api_url", "token_file", "ca"),
     "AuthSettings": ("api_key", "cache_secret", "key_secret", "key_file"),
     "DatabaseSettings": ("url",),
+    "LimitStoreSettings": ("url",),
     "LedgerSettings": ("spill_dir",),
     "RoutingSettings": ("explain_key",),
 }
@@ -46,9 +51,9 @@ def files() -> dict[Path, str]:
     for program in POD_PROGRAMS:
         source = ROOT / "serving" / "engines" / program
         made[CHART / "files" / "pod" / source.name] = source.read_text(encoding="utf-8")
-    path = CHART / "values.schema.json"
-    schema = json.loads(path.read_text(encoding="utf-8"))
-    made[path] = _json({**schema, "definitions": {**schema["definitions"], **settings_definitions()}})
+    schema = values_schema(settings_definitions())
+    made[CHART / "values.schema.json"] = _json(schema)
+    made[CHART / "README.md"] = chart_readme(CHART, schema)
     return made
 
 

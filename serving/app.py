@@ -28,7 +28,8 @@ from serving.api.named import Named
 from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
-from serving.core.outcomes import AttemptResult
+from serving.core.outcomes import AttemptResult, Outcome
+from serving.core.routes import ROUTES
 from serving.engines.api_server import ApiServer
 from serving.engines.exchange import AnswerTimedOut, ConnectTimedOut, WireError
 from serving.engines.machine import require_free_port
@@ -224,6 +225,7 @@ class Gateway:
             )
         )
         metrics.watch_pools(self._ready_by_pool)
+        metrics.watch_running(self._running_by_pool)
         metrics.watch_loads(self._loads)
         queues = QueueReadings(self.settings, self.fleet, self.slots)
         metrics.watch_queues(queues.waiting, queues.capacity, queues.in_use)
@@ -234,6 +236,10 @@ class Gateway:
         metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
+            # From zero, so that the first request that finds no engine shows as an increase: it asks for one to be started.
+            for route in ROUTES.values():
+                if route.task in pool.tasks:
+                    metrics.requests.add((pool.model, route.name, Outcome.UNAVAILABLE), 0)
         for name in {*(e.pool for e in self.settings.endpoints), *(p.name for p in self.settings.pools)}:
             metrics.load_failures.add((name,), 0)
         for endpoint in self.settings.endpoints:
@@ -251,6 +257,12 @@ class Gateway:
         counts = {(e.model, e.pool): 0 for e in self.settings.endpoints} | {(p.model, p.name): 0 for p in self.settings.pools}
         for status in self.fleet.snapshot.statuses.values():
             counts[status.endpoint.model, status.endpoint.pool] += status.state is EndpointState.READY
+        return counts.items()
+
+    def _running_by_pool(self) -> Iterable[tuple[tuple[str, str], float]]:
+        counts = {(e.model, e.pool): 0 for e in self.settings.endpoints} | {(p.model, p.name): 0 for p in self.settings.pools}
+        for status in self.fleet.snapshot.statuses.values():
+            counts[status.endpoint.model, status.endpoint.pool] += self.chooser.in_flight(status.endpoint.name)
         return counts.items()
 
     def _forget_departed(self) -> None:

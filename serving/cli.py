@@ -196,7 +196,7 @@ def up(
 
 @app.command()
 def sim(
-    profile: Annotated[str, typer.Option(help="Profile of the catalog that has the field `simulation`.")],
+    profile: Annotated[str, typer.Option(help="Profile of the catalog; without the field `simulation` its speed is estimated.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first engine; the others follow it.")] = 8001,
     count: Annotated[int, typer.Option(min=1, max=2000, help="How many engines.")] = 1,

@@ -54,6 +54,8 @@ class Pod(Record):
     capabilities: tuple[Text, ...] = ()
     shared_memory_bytes: Bytes
     """The least room of /dev/shm; a profile may ask for more."""
+    waits_for_memory: bool = False
+    """Whether the memory of accelerators is given back some time after an engine has gone, so that the next one must wait."""
 
 
 class Price(Record):

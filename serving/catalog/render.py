@@ -13,32 +13,41 @@ from typing import Any
 from serving.catalog.argv import EngineCommand, contradictions, engine_command, guarded
 from serving.catalog.fit import fit, shape_problems
 from serving.catalog.load import find_profile
-from serving.catalog.model import Catalog, EngineImage, HubSource, Profile, Target
+from serving.catalog.model import Catalog, EngineImage, Profile, Target
 from serving.catalog.parallel import accelerators
-from serving.catalog.speed import priors_of
+from serving.catalog.pod import (
+    FILES_FOLDER,
+    HOME,
+    budgets,
+    concurrency,
+    device,
+    fetch,
+    hardened_image,
+    owned_flags,
+    routing,
+    simulation,
+    wait,
+    weights_folder,
+    with_ranks,
+)
+from serving.catalog.speed import Priors, priors_of
 from serving.catalog.vocabulary import check
 from serving.core.errors import ConfigurationError
 
 PORT = 8000
 MODEL_FOLDER = PurePosixPath("/model")
-FILES_FOLDER = PurePosixPath("/etc/serving/engine")
-"""Where the guard and `fetch_model.py` are mounted."""
 SECRET_FILE = PurePosixPath("/etc/serving/secret/engine-secret")
 POD_ENVIRONMENT = {
-    "HOME": "/home/engine",  # a volume: the image's own file system is read-only
+    "HOME": HOME,
     "USER": "engine",  # torch asks for the user's name, and the image need not know the user id
     "SERVING_ENGINE_SECRET_FILE": str(SECRET_FILE),
 }
 
-SHORTEST_START_SECONDS = 600
-LOAD_BYTES_PER_SECOND = 100_000_000
-"""A slow network disk. A start that needs more than the budget is killed and begins anew, so the budget is generous."""
-STOP_MARGIN_SECONDS = 15
-"""Beyond the engine's own time to finish requests, until Kubernetes kills it."""
 
-
-def engine_in_image(catalog: Catalog, profile_name: str) -> EngineCommand:
+def engine_in_image(catalog: Catalog, profile_name: str, rank: int = 0) -> EngineCommand:
     """The command of a profile's engine inside vLLM's official image, as the chart runs it, guard included.
+
+    Of an engine that spans several nodes it is the part of one of them; rank 0 leads.
 
     Raises:
         ConfigurationError: the profile is unknown or unsound.
@@ -56,7 +65,8 @@ def engine_in_image(catalog: Catalog, profile_name: str) -> EngineCommand:
         launcher="command",
         program="vllm",
     )
-    command = EngineCommand(command.argv, POD_ENVIRONMENT | command.environment)
+    argv = with_ranks(command.argv, profile.nodes_per_engine, rank)
+    command = EngineCommand(argv, POD_ENVIRONMENT | command.environment)
     return guarded(command, FILES_FOLDER)
 
 
@@ -69,6 +79,7 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
     command = engine_in_image(catalog, profile_name)
     profile = find_profile(catalog, profile_name)
     target = catalog.targets[profile.target]
+    priors = _priors(catalog, profile)
     return {
         "profile": profile.name,
         "description": profile.description,
@@ -77,22 +88,32 @@ def render_profile(catalog: Catalog, profile_name: str) -> dict[str, Any]:
         "target": profile.target,
         "engine_version": profile.engine_version,
         "image": find_image(catalog, profile).model_dump(mode="json", include={"registry", "repository", "tag", "digest"}),
+        "hardened": hardened_image(profile, target),
         "argv": list(command.argv),
+        "worker_argv": list(engine_in_image(catalog, profile_name, rank=1).argv) if profile.nodes_per_engine > 1 else None,
+        "owned_flags": owned_flags(),
         "environment": dict(sorted(command.environment.items())),
         "port": PORT,
-        "fetch": _fetch(catalog, profile),
+        "fetch": fetch(catalog, profile),
+        "weights_folder": weights_folder(profile),
+        "weights_bytes": catalog.models[profile.model].checkpoints[profile.checkpoint].weights_bytes,
+        "wait": wait(target),
+        "simulation": simulation(profile, PORT) if priors else None,
         "resources": _resources(catalog, profile, target),
         "shared_memory_bytes": shared_memory_bytes(profile, target),
         "supplementalGroups": list(target.pod.supplemental_groups),
         "capabilities": list(target.pod.capabilities),
         "nodeSelector": target.nodes.selector,
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in target.nodes.tolerations],
-        "budgets": _budgets(catalog, profile),
+        "budgets": budgets(catalog, profile, command.argv),
+        "concurrency": concurrency(profile),
+        "device": device(profile, target),
         "accelerators": accelerators(profile, target),
         "accelerators_per_node": target.accelerators_per_node,
         "nodes_per_engine": profile.nodes_per_engine,
         "price_dollars_per_node_hour": target.dollars_per_node_hour,
-        "priors": _priors(catalog, profile),
+        "priors": dataclasses.asdict(priors) if priors else None,
+        "routing": routing(profile, priors) if priors else None,
     }
 
 
@@ -118,10 +139,10 @@ def shared_memory_bytes(profile: Profile, target: Target) -> int:
     return profile.host.shared_memory_bytes or target.pod.shared_memory_bytes
 
 
-def _priors(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:
+def _priors(catalog: Catalog, profile: Profile) -> Priors | None:
     """None where the target's rates are not published, so that nothing can be said before an engine has run."""
     try:
-        return dataclasses.asdict(priors_of(catalog, profile))
+        return priors_of(catalog, profile)
     except ConfigurationError:
         return None
 
@@ -131,30 +152,6 @@ def _resources(catalog: Catalog, profile: Profile, target: Target) -> dict[str, 
     # On a CPU the weights and the KV cache lie in the node's memory; elsewhere in the accelerator's own.
     needed = fit(catalog, profile).needed_bytes if target.engine_build == "cpu" else profile.memory.overhead_bytes
     memory = f"{math.ceil((needed + shared_memory_bytes(profile, target)) / 2**20)}Mi"
-    devices = {target.nodes.resource: accelerators(profile, target) // profile.nodes_per_engine} if target.nodes.resource else {}
+    counted = device(profile, target)
+    devices = {counted["resource"]: counted["count"]} if counted else {}
     return {"requests": {"cpu": profile.host.cpu_cores, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}
-
-
-def _budgets(catalog: Catalog, profile: Profile) -> dict[str, int]:
-    weights_bytes = catalog.models[profile.model].checkpoints[profile.checkpoint].weights_bytes
-    argv = engine_in_image(catalog, profile.name).argv
-    finish_seconds = int(argv[argv.index("--shutdown-timeout") + 1]) if "--shutdown-timeout" in argv else 0
-    return {
-        "startup_seconds": SHORTEST_START_SECONDS + math.ceil(weights_bytes / LOAD_BYTES_PER_SECOND),
-        "termination_seconds": finish_seconds + STOP_MARGIN_SECONDS,
-    }
-
-
-def _fetch(catalog: Catalog, profile: Profile) -> dict[str, Any] | None:
-    """How the weights come into the model's volume; None where the checkpoint is on no hub."""
-    checkpoint = catalog.models[profile.model].checkpoints[profile.checkpoint]
-    hub = next((source for source in checkpoint.sources if isinstance(source, HubSource)), None)
-    if hub is None:
-        return None
-    files = [f"{name}={digest}" for name, digest in sorted(hub.sha256_by_file.items())]
-    program = str(FILES_FOLDER / "fetch_model.py")
-    return {
-        "argv": ["python3", program, hub.repository, hub.revision, str(MODEL_FOLDER), *files],
-        "environment": {"HF_HUB_DISABLE_TELEMETRY": "1", "HOME": POD_ENVIRONMENT["HOME"]},
-        "bytes": checkpoint.weights_bytes,
-    }

@@ -408,6 +408,14 @@ class Metrics:
             )
         )
 
+    def watch_running(self, read: ReadRows) -> None:
+        """Export how many requests this gateway has under way at the engines of each model and pool."""
+        self.registry.register(
+            GaugeOnScrape(
+                "serving_running_requests", "Requests under way at a pool's engines; 0 when it has none.", ("model", "pool"), read
+            )
+        )
+
     def watch_queues(self, waiting: ReadRows, slots: ReadRows, in_use: ReadRows) -> None:
         """Export what waits for slots, and the slots."""
         rows = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving.catalog.load import find_profile
-from serving.catalog.model import Catalog, Profile
+from serving.catalog.model import Catalog, Profile, Simulation
+from serving.catalog.speed import priors_of
 from serving.catalog.vocabulary import SIZE, SIZE_UNITS
 from serving.core.errors import ConfigurationError
 from serving.sim.rates import Rates
@@ -60,19 +61,10 @@ def plan(catalog: Catalog, name: str, *, adapters: tuple[str, ...] = ()) -> Engi
     """The simulated engine of a profile; `adapters` are LoRA names beside those of its arguments.
 
     Raises:
-        ConfigurationError: there is no such profile, it has no `simulation`, or the two contradict each other.
+        ConfigurationError: there is no such profile, nothing is known of its speed, or its fields contradict each other.
     """
     profile = find_profile(catalog, name)
-    simulation = profile.simulation
-    if simulation is None:
-        raise ConfigurationError(
-            f"profile {name}: simulation: is missing, so nothing is known of its speed; `serving calibrate URL` measures a "
-            "running engine and prints the field"
-        )
-    if profile.engine_version not in _versions():
-        raise ConfigurationError(
-            f"profile {name}: engine_version: {profile.engine_version} cannot be simulated; there are: {', '.join(_versions())}"
-        )
+    simulation = profile.simulation or estimated(catalog, profile)
     target, model = catalog.targets[profile.target], catalog.models[profile.model]
     build = target.engine_build
     max_model_len = _whole(profile, "max-model-len", model.max_context_tokens)
@@ -88,7 +80,7 @@ def plan(catalog: Catalog, name: str, *, adapters: tuple[str, ...] = ()) -> Engi
         profile=name,
         target=profile.target,
         model=profile.model,
-        version=profile.engine_version,
+        version=_nearest(profile.engine_version),
         limits=Limits(
             max_num_seqs=_whole(profile, "max-num-seqs", _SEQUENCES[build]),
             max_num_batched_tokens=_whole(profile, "max-num-batched-tokens", _BATCHED_TOKENS[build]),
@@ -112,6 +104,39 @@ def plan(catalog: Catalog, name: str, *, adapters: tuple[str, ...] = ()) -> Engi
         keep_alive_seconds=float(profile.environment.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE_SECONDS)),
         shutdown_seconds=float(_whole(profile, "shutdown-timeout", int(SHUTDOWN_SECONDS))),
     )
+
+
+def estimated(catalog: Catalog, profile: Profile) -> Simulation:
+    """The rates of a profile that nobody has measured: those that routing starts from.
+
+    Raises:
+        ConfigurationError: the target's file lacks a rate that they are computed from.
+    """
+    try:
+        priors = priors_of(catalog, profile)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"profile {profile.name}: simulation: is missing, and its speed cannot be estimated: {error}; "
+            "`serving calibrate URL` measures a running engine and prints the field"
+        ) from None
+    return Simulation(
+        source=f"{priors.status}: {priors.source}",
+        kv_capacity_tokens=priors.kv_capacity_tokens,
+        prefill_tokens_per_second=priors.prefill_tokens_per_second,
+        step_seconds=priors.step_seconds,
+        step_seconds_per_sequence=priors.step_seconds_per_request,
+        tokens_per_step=priors.tokens_per_step,
+    )
+
+
+def _nearest(version: str) -> str:
+    """The version whose metrics a simulated engine has, and which it tells: its own, or the next newer, or the newest."""
+    known = sorted(_versions(), key=_numbers)
+    return next((each for each in known if _numbers(each) >= _numbers(version)), known[-1])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _versions() -> tuple[str, ...]:

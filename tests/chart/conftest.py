@@ -1,18 +1,16 @@
-"""The chart under Helm 3 and 4, with the profiles that ship and with made-up ones for accelerators."""
+"""The chart under Helm 3 and 4, with the profiles that ship."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
+import yaml
 
-from serving.catalog.load import load_catalog
-from serving.catalog.records import Format
-from serving.catalog.render import render_profile
-from tests.doubles.catalogs import copy_of_catalog
 from tests.doubles.tools import CHART, HELMS, Helm
 
 
@@ -26,111 +24,41 @@ def helm_4() -> Helm:
     return Helm("helm-4")
 
 
-ACCELERATORS: dict[str, dict[str, Any]] = {
-    "amd-test": {
-        "vendor": "amd",
-        "engine_build": "rocm",
-        "nodes": {
-            "resource": "amd.com/gpu",
-            "selector": {"amd.com/gpu.product-name": "AMD_Instinct_MI355_OAM"},
-            "tolerations": [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        },
-    },
-    "nvidia-test": {
-        "vendor": "nvidia",
-        "engine_build": "cuda",
-        "nodes": {
-            "resource": "nvidia.com/gpu",
-            "selector": {"nvidia.com/gpu.product": "NVIDIA-B200"},
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        },
-    },
-}
-"""Targets that no catalog has yet: enough of them for their profiles to be rendered."""
-
-
-def catalog_with_accelerators(folder: Path) -> Path:
-    """The shipped catalog and a profile of 8 accelerators for each made-up target, named as the target."""
-    root = copy_of_catalog(folder)
-    common = {
-        "accelerators_per_node": 8,
-        "memory_bytes": 10**11,
-        "memory_bandwidth_bytes_per_second": 10**12,
-        "peak_flops": {"bf16": 1e15},
-        "formats": {name: {"support": "native", "computes_in": "bf16"} for name in get_args(Format)},
-        "kv_formats": ["bf16"],
-        "pod": {"supplemental_groups": [44], "shared_memory_bytes": 2**33},
-        "sources": {"nodes": "made up"},
-        "description": "made up",
-    }
-    images = []
-    for name, target in ACCELERATORS.items():
-        (root / "targets" / f"{name}.yaml").write_text(json.dumps({"name": name, **common, **target}))
-        profile = {
-            "name": name,
-            "description": "made up",
-            "target": name,
-            "model": "smollm2-135m-instruct",
-            "checkpoint": "bf16",
-            "status": "untested",
-            "engine_version": "0.32.0",
-            "arguments": {"tensor-parallel-size": 8},
-            "memory": {"overhead_bytes": 10**10},
-            "host": {"cpu_cores": 8, "shared_memory_bytes": 2**33},
-        }
-        (root / "profiles" / f"{name}.yaml").write_text(json.dumps(profile))
-        build = target["engine_build"]
-        images.append(
-            {
-                "version": "0.32.0",
-                "build": build,
-                "registry": "docker.io",
-                "repository": f"made-up/{build}",
-                "tag": "v1",
-                "digest": "sha256:" + "a" * 64,
-            }
-        )
-    path = root / "engines" / "images.yaml"
-    path.write_text(path.read_text() + "".join(f"  - {json.dumps(image)}\n" for image in images))
-    return root
-
-
-def chart_with_accelerators(folder: Path) -> Path:
-    """A copy of the chart that has the made-up profiles, too."""
-    catalog = load_catalog(catalog_with_accelerators(folder))
+def altered_chart(folder: Path, profile: str, alter: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of the chart in which one profile is another."""
     chart = folder / "serving"
     shutil.copytree(CHART, chart)
-    for name in ACCELERATORS:
-        (chart / "files" / "profiles" / f"{name}.json").write_text(json.dumps(render_profile(catalog, name)))
+    path = chart / "files" / "profiles" / f"{profile}.json"
+    rendered = json.loads(path.read_text())
+    alter(rendered)
+    path.write_text(json.dumps(rendered))
     return chart
 
 
-@pytest.fixture
-def mixed_chart(tmp_path: Path) -> Path:
-    return chart_with_accelerators(tmp_path)
-
-
+COMMIT = "a" * 40
+"""Of a hub's repository that the catalog pins no commit of."""
 MIXED_POOLS = [
-    {"name": "amd", "profile": "amd-test", "replicas": 2},
-    {"name": "nvidia", "profile": "nvidia-test"},
-    {"name": "cpu", "profile": "smollm2-135m-cpu", "replicas": 3},
+    {"name": "mi355x", "profile": "glm-5.2-mxfp4-mi355x", "revision": COMMIT, "replicas": 2},
+    {"name": "b200", "profile": "glm-5.2-nvfp4-b200", "revision": COMMIT},
+    {"name": "mi300x", "profile": "deepseek-r1-fp8-mi300x", "revision": COMMIT},
+    {"name": "h100", "profile": "deepseek-r1-fp8-h100", "revision": COMMIT, "replicas": 2},
+    {"name": "epyc", "profile": "smollm2-135m-epyc-9005", "replicas": 3},
 ]
+"""A release on five kinds of hardware, one of them with two nodes for each engine."""
 EVERYTHING_ON = {
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "rules": {"enabled": True, "labels": {"release": "prometheus"}},
 }
 VALUES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "no pools": {"pools": []},
-    "mixed pools": {"pools": MIXED_POOLS},
-    "monitoring": {"monitoring": EVERYTHING_ON},
-    "no dashboard": {"monitoring": {"dashboard": {"enabled": False}}},
-    "keys and secrets": {
-        "gateway": {"apiKey": {"existingSecret": "keys"}},
-        "engineSecret": {"existingSecret": "mine"},
-        "hub": {"existingSecret": "hub", "endpoint": "https://hub.test"},
-        "global": {"imageRegistry": "registry.test/team", "imagePullSecrets": ["pull"]},
-        "serviceAccount": {"annotations": {"a/b": "c"}},
+    **{path.stem: yaml.safe_load(path.read_text()) for path in sorted((CHART / "ci").glob("*.yaml"))},
+    "mixed": {"pools": MIXED_POOLS},
+    "mixed and scaled": {
+        "pools": [
+            {key: value for key, value in pool.items() if key != "replicas"}
+            | {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
+            for pool in MIXED_POOLS
+        ],
+        "autoscaling": {"prometheus": {"address": "http://prometheus.monitoring.svc:9090"}},
     },
     "tenants": {
         "gateway": {
@@ -145,24 +73,14 @@ VALUES: dict[str, dict[str, Any]] = {
             },
         },
     },
-    "a pool with everything its own": {
+    "mixed and shared": {
         "pools": [
             {
-                "name": "own",
-                "profile": "smollm2-135m-cpu",
-                "replicas": 0,
-                "image": {"registry": "mirror.test", "digest": "sha256:" + "b" * 64},
-                "resources": {"requests": {"cpu": 1.5, "memory": "3Gi"}, "limits": {"memory": "4Gi"}},
-                "nodeSelector": {},
-                "tolerations": [{"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}],
-                "affinity": {"nodeAffinity": {}},
-                "runtimeClassName": "nvidia",
-                "environment": {"VLLM_LOGGING_LEVEL": "DEBUG", "HOME": "/tmp"},
-                "extraArguments": ["--seed", "1"],
-                "startupSeconds": 3600,
-                "modelVolume": {"persistentVolumeClaim": {"claimName": "models"}},
-                "fetch": False,
+                **pool,
+                "weights": {"claim": {"name": "models", "accessMode": "ReadWriteMany"}},
+                "compiled": {"node": {"path": "/var/lib/serving"}},
             }
+            for pool in MIXED_POOLS
         ]
     },
     "names": {"gateway": {"discovery": "dns"}},
@@ -183,4 +101,4 @@ VALUES: dict[str, dict[str, Any]] = {
         }
     },
 }
-"""The matrix: values by what they are for."""
+"""The matrix: values by what they are for. Those of `ci/` are on the profile that ships for everybody."""

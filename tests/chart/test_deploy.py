@@ -7,10 +7,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from serving import __version__
+from serving.catalog.load import load_catalog
+from tests.chart.conftest import MIXED_POOLS
+from tests.chart.test_kinds import CUSTOM, NEWEST
+from tests.doubles.catalogs import SHIPPED
 from tests.doubles.tools import CHART, ROOT, Helm, container, only
 
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yaml"
@@ -50,6 +55,9 @@ def test_a_released_chart_takes_the_image_from_its_registry(tmp_path: Path) -> N
     )
     gateway = container(only(Helm("helm-4").template(chart=chart), "Deployment", "-gateway"))
     assert gateway["image"] == f"registry.test/team/serving-gateway:{__version__}"
+    objects = Helm("helm-4").template({"global": {"imageVariant": "hardened"}}, chart=chart)
+    assert container(only(objects, "Deployment", "-cpu"))["image"].startswith("registry.test/team/serving-engine-cpu:")
+    assert container(only(Helm("helm-4").template(chart=chart), "Deployment", "-cpu"))["image"].startswith("docker.io/vllm/")
     (pushed,) = [re.findall(r"docker push \"([^\"]+)\"", step) for step in steps() if "docker push" in step]
     assert pushed == ["$REGISTRY/serving-gateway:$VERSION"]
 
@@ -60,4 +68,33 @@ def test_the_local_cluster_takes_the_image_that_is_loaded(helm: Helm) -> None:
     objects = helm.template(values, release="serving")
     assert container(only(objects, "Deployment", "-gateway"))["image"] == f"serving-gateway:{__version__}"
     assert "nodeSelector" not in only(objects, "Deployment", "-cpu")["spec"]["template"]["spec"]
+    assert container(only(objects, "Deployment", "-sim"))["command"][:2] == ["serving", "sim"]
     assert yaml.safe_load((ROOT / "deploy" / "local" / "kind.yaml").read_text())["kind"] == "Cluster"
+
+
+OVERLAYS = sorted(path.parent.name for path in (ROOT / "deploy").glob("*/values.yaml"))
+
+
+@pytest.mark.chart
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_goes_beside_any_pools(helm: Helm, name: str) -> None:
+    path = ROOT / "deploy" / name / "values.yaml"
+    overlay = yaml.safe_load(path.read_text())
+    objects = helm.template({"pools": MIXED_POOLS}, "--values", str(path))
+    assert len([each for each in objects if each["kind"] in ("Deployment", "LeaderWorkerSet")]) == len(MIXED_POOLS) + 1
+    for each in objects:
+        if each["kind"] not in CUSTOM:
+            kubernetes_validate.validate(each, NEWEST, strict=True)
+    if name != "local":
+        assert overlay.keys() == {"gateway"}, "an overlay holds what differs between clusters, and pools are the user's"
+
+
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "local"])
+def test_a_page_names_targets_and_labels_that_the_catalog_has(name: str) -> None:
+    page = (ROOT / "deploy" / name / "README.md").read_text()
+    assert f"[`{name}`]({name}/README.md)" in (ROOT / "deploy" / "README.md").read_text()
+    catalog = load_catalog(SHIPPED)
+    for target in re.findall(r"`((?:rocm|cuda)-[a-z0-9]+)`", page):
+        assert target in catalog.targets
+    for target in re.findall(r"^\| `((?:rocm|cuda)-[a-z0-9]+)` \| `([^`]+)` \|", page, re.MULTILINE):
+        assert any(value in target[1] for value in catalog.targets[target[0]].nodes.selector.values()), target

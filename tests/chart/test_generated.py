@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 from serving import __version__, cli
 from serving.catalog.argv import ENTRY_MODULE
 from serving.catalog.load import load_catalog
-from serving.catalog.render import render_profile
+from serving.catalog.parallel import accelerators
+from serving.catalog.render import find_image, render_profile
 from serving.core.errors import ConfigurationError
 from serving.settings import Settings
-from tests.chart.conftest import catalog_with_accelerators
+from tests.chart.conftest import COMMIT, VALUES
 from tests.doubles.catalogs import SHIPPED, copy_of_catalog, spoil
-from tests.doubles.tools import CHART, ROOT, Helm, container, only
+from tests.doubles.tools import CHART, ROOT, Helm, container, only, pod_templates
 
 CATALOG = load_catalog(SHIPPED)
 PROFILES = sorted(CATALOG.profiles)
-ONE_NODE = [name for name in PROFILES if CATALOG.profiles[name].nodes_per_engine == 1]
 
 
 def script() -> ModuleType:
@@ -45,6 +45,36 @@ def test_the_generated_files_are_up_to_date() -> None:
         assert there == {path for path in made if path.parent.name == folder}
 
 
+def keys(schema: dict[str, Any], node: dict[str, Any], path: str = "") -> set[str]:
+    """The paths of all keys that a values file may have, but for what is free or the gateway's settings."""
+    found = set()
+    for name, inner in node.get("properties", {}).items():
+        here = f"{path}.{name}".lstrip(".")
+        found.add(here)
+        if "$ref" in inner and not inner["$ref"].endswith("/Settings"):
+            found |= keys(schema, schema["definitions"][inner["$ref"].rpartition("/")[2]], here)
+    return found
+
+
+def test_values_yaml_has_every_key_with_its_default() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    text = (CHART / "values.yaml").read_text()
+    values = yaml.safe_load(text)
+
+    def missing(path: str) -> bool:
+        node: Any = values
+        for key in path.split("."):
+            if not isinstance(node, dict) or key not in node:
+                return True
+            node = node[key]
+        return False
+
+    assert [path for path in sorted(keys(schema, schema)) if missing(path)] == []
+    assert len(text.splitlines()) <= 250
+    pool = schema["definitions"]["Pool"]["properties"]
+    assert [key for key in pool if f"{key}:" not in text] == [], "every key of a pool stands there, if only as a comment"
+
+
 def test_the_versions_are_one() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__
@@ -57,14 +87,23 @@ def dry_run(profile: str, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.chart
-@pytest.mark.parametrize("profile", ONE_NODE)
+@pytest.mark.parametrize("profile", PROFILES)
 def test_a_pool_runs_what_serving_engine_prints(helm: Helm, profile: str) -> None:
-    objects = helm.template({"pools": [{"name": "pool", "profile": profile, "fetch": False, "modelVolume": {"emptyDir": {}}}]})
-    engine = container(only(objects, "Deployment", "-pool"))
+    """Image, command and environment; resources and place are those of the profile's target."""
+    pool = {"name": "pool", "profile": profile, "revision": COMMIT}
+    nodes = CATALOG.profiles[profile].nodes_per_engine
+    workload = only(helm.template({"pools": [pool]}), "Deployment" if nodes == 1 else "LeaderWorkerSet", "-pool")
+    engine, spec = container(workload), pod_templates(workload)[0]["spec"]
     printed = dry_run(profile, "--in-image")
     assert engine["command"] == printed["argv"]
     assert {variable["name"]: variable["value"] for variable in engine["env"]} == printed["environment"]
     assert "args" not in engine
+    target = CATALOG.targets[CATALOG.profiles[profile].target]
+    if target.nodes.resource is not None:
+        assert engine["resources"]["limits"][target.nodes.resource] * nodes == accelerators(CATALOG.profiles[profile], target)
+    assert spec["nodeSelector"] == target.nodes.selector
+    assert len(spec.get("tolerations", [])) == len(target.nodes.tolerations)
+    assert engine["image"].startswith(f"docker.io/{find_image(CATALOG, CATALOG.profiles[profile]).repository}")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -77,7 +116,12 @@ def test_in_the_image_an_engine_is_what_it_is_here(profile: str, tmp_path: Path,
     inside = dry_run(profile, "--in-image")
     assert inside["argv"][:3] == ["vllm", "serve", "/model"]
     assert here["argv"][1:5] == ["-m", ENTRY_MODULE, "--model", "/model"]
-    assert here["argv"][5:] == inside["argv"][3:]
+    shared = inside["argv"][3:]
+    if CATALOG.profiles[profile].nodes_per_engine > 1:  # which node leads is known in the cluster only
+        at = shared.index("--master-addr")
+        assert shared[at + 1] == "$(LWS_LEADER_ADDRESS)" and shared[at + 4 : at + 6] == ["--node-rank", "0"]
+        del shared[at : at + 6]
+    assert here["argv"][5:] == shared
     places = {"HOME", "USER", "PYTHONPATH", "SERVING_ENGINE_SECRET_FILE"}
     assert {n: v for n, v in inside["environment"].items() if n not in places} == {
         n: v for n, v in here["environment"].items() if n not in places
@@ -87,14 +131,6 @@ def test_in_the_image_an_engine_is_what_it_is_here(profile: str, tmp_path: Path,
 def test_in_image_needs_dry_run() -> None:
     with pytest.raises(ConfigurationError, match=r"--in-image .* needs --dry-run"):
         CliRunner().invoke(cli.app, ["engine", PROFILES[0], "--in-image"], catch_exceptions=False)
-
-
-def test_an_accelerator_profile_asks_for_its_device_as_the_target_says(tmp_path: Path) -> None:
-    catalog = load_catalog(catalog_with_accelerators(tmp_path))
-    rendered = render_profile(catalog, "amd-test")
-    assert rendered["resources"]["limits"]["amd.com/gpu"] == rendered["resources"]["requests"]["amd.com/gpu"] == 8
-    assert rendered["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert rendered["image"]["digest"].startswith("sha256:")
 
 
 @pytest.mark.parametrize(
@@ -130,10 +166,8 @@ def test_one_image_is_named_once(tmp_path: Path) -> None:
 
 @pytest.mark.chart
 def test_the_gateways_settings_are_ones_that_the_gateway_takes(helm: Helm) -> None:
-    from tests.chart.conftest import VALUES
-
-    for values in VALUES.values():
-        if "mixed" in str(values) or "amd-test" in str(values):
+    for name, values in VALUES.items():
+        if "mixed" in name:
             continue
         text = only(helm.template(values), "ConfigMap", "-gateway")["data"]["gateway.yaml"]
         data = yaml.safe_load(text)
@@ -141,5 +175,6 @@ def test_the_gateways_settings_are_ones_that_the_gateway_takes(helm: Helm) -> No
         data.setdefault("auth", {})["key_secret"] = "from the environment"
         settings = Settings.model_validate(data)
         assert [pool.name for pool in settings.pools] == [pool["name"] for pool in values.get("pools", [{"name": "cpu"}])]
-    assert settings.limits.body_bytes == 67_108_864
-    assert settings.server.operator_host == "0.0.0.0"
+        assert settings.server.operator_host == "0.0.0.0"
+        if name == "gateway-settings":
+            assert settings.limits.body_bytes == 67_108_864

@@ -26,14 +26,18 @@ SECRET = "s3cret"
 TOKEN = "t0ken"
 
 
-def test_the_dockerfile_is_sound() -> None:
+DOCKERFILES = sorted(path.name for path in ROOT.glob("Dockerfile.*"))
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_a_dockerfile_is_sound(name: str) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([str(hadolint), str(ROOT / "Dockerfile.gateway")], capture_output=True, text=True)
+    done = subprocess.run([str(hadolint), str(ROOT / name)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def mounted(folder: Path, text: str) -> dict[str, Path]:
-    """The chart's volumes, as a kubelet gives them: the group of the pod may read the secrets, nobody may write."""
+    """The chart's volumes, as a kubelet gives them: the group of the volumes may read the secrets, nobody may write."""
     settings, secret, access = folder / "settings", folder / "secret", folder / "access"
     for each in (settings, secret, access):
         each.mkdir()
@@ -55,7 +59,7 @@ def mounted(folder: Path, text: str) -> dict[str, Path]:
 def confined(pid: int) -> None:
     """The process is nobody but UID 2000, and its root is mounted read-only."""
     status = Path(f"/proc/{pid}/status").read_text()
-    assert "Uid:\t2000\t2000\t2000\t2000" in status and "Gid:\t2000\t2000\t2000\t2000" in status
+    assert "Uid:\t2000\t2000\t2000\t2000" in status and "Gid:\t0\t0\t0\t0" in status
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     assert any(fields[4] == "/" and fields[5].split(",")[0] == "ro" for fields in mounts), mounts
 
@@ -76,16 +80,16 @@ async def answers(url: str, path: str, status: int) -> None:
 async def test_the_image_serves_as_uid_2000_with_a_read_only_root(tmp_path: Path) -> None:
     objects = Helm("helm-4").template(namespace="serving")
     with Builder(tmp_path) as builder:
-        await asyncio.to_thread(builder.build)
-        await serves(builder, objects, tmp_path)
+        name = await asyncio.to_thread(builder.build, "Dockerfile.gateway")
+        await serves(builder, name, objects, tmp_path)
 
 
-async def serves(builder: Builder, objects: list[dict[str, Any]], folder: Path) -> None:
+async def serves(builder: Builder, name: str, objects: list[dict[str, Any]], folder: Path) -> None:
     deployment = only(objects, "Deployment", "-gateway")
     security, one = deployment["spec"]["template"]["spec"]["securityContext"], container(deployment)
-    configuration = builder.configuration()
-    assert configuration["User"] == f"{security['runAsUser']}:{security['runAsGroup']}" == "2000:2000"
-    root = builder.unpacked()
+    configuration = builder.configuration(name)
+    assert configuration["User"] == f"{security['runAsUser']}:{security['runAsGroup']}" == "2000:0"
+    root = builder.unpacked(name)
     volumes = mounted(folder, only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
     assert {mount["mountPath"] for mount in one["volumeMounts"]} == set(volumes)
     port, operators = free_port(), free_port()
@@ -101,7 +105,8 @@ async def serves(builder: Builder, objects: list[dict[str, Any]], folder: Path) 
             "SERVING_SERVER__OPERATOR_PORT": str(operators),
             "SERVING_SERVER__DRAIN_DELAY_SECONDS": "0",
         }
-        process = start(root, configuration, one["args"], volumes=volumes, environment=environment)
+        groups = str(security["fsGroup"])
+        process = start(root, configuration, one["args"], volumes=volumes, environment=environment, groups=groups)
         try:
             await answers(f"http://127.0.0.1:{operators}", one["livenessProbe"]["httpGet"]["path"], 200)
             await answers(f"http://127.0.0.1:{operators}", one["readinessProbe"]["httpGet"]["path"], 200)

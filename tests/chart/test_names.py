@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chart.conftest import EVERYTHING_ON
-from tests.doubles.tools import Helm, Refused
+from tests.doubles.tools import Helm, Refused, pod_templates
 
 pytestmark = pytest.mark.chart
 POOLS = [{"name": "a", "profile": "smollm2-135m-cpu"}, {"name": "a-name-of-22-characters"[:22], "profile": "smollm2-135m-cpu"}]
@@ -16,10 +16,12 @@ LONG = "a-release-whose-name-has-the-most-characters"
 RELEASES = ["x", "serving", "a.b", f"{LONG}-is-53-a", f"{LONG}-is-53-b"]
 
 
+MAKERS = ("Deployment", "LeaderWorkerSet", "Pod")
+
+
 def labels(each: dict[str, Any]) -> dict[str, str]:
-    """Of the pods that a workload makes."""
-    of = each["spec"]["template"] if each["kind"] == "Deployment" else each
-    return dict(of["metadata"]["labels"])
+    """Of the pods that a workload makes, the first kind of them."""
+    return dict(pod_templates(each)[0]["metadata"]["labels"])
 
 
 def selectors(objects: list[dict[str, Any]]) -> list[tuple[str, dict[str, str], set[str]]]:
@@ -31,13 +33,13 @@ def selectors(objects: list[dict[str, Any]]) -> list[tuple[str, dict[str, str], 
             found.append((name, spec["selector"], {port["targetPort"] for port in spec["ports"]}))
         elif each["kind"] == "PodMonitor":
             found.append((name, spec["selector"]["matchLabels"], {end["port"] for end in spec["podMetricsEndpoints"]}))
-        elif each["kind"] == "Deployment":
+        elif each["kind"] in ("Deployment", "PodDisruptionBudget"):
             found.append((name, spec["selector"]["matchLabels"], set()))
     return found
 
 
 def met(selector: dict[str, str], objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each for each in objects if each["kind"] in ("Deployment", "Pod") and selector.items() <= labels(each).items()]
+    return [each for each in objects if each["kind"] in MAKERS and selector.items() <= labels(each).items()]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -45,7 +47,7 @@ def test_every_selector_meets_what_it_means(helm: Helm, release: str) -> None:
     objects = helm.template(VALUES, release=release, namespace="elsewhere")
     others = helm.template(VALUES, release="another", namespace="elsewhere")
     found = selectors(objects)
-    assert len(found) == 3 + 2 + 3
+    assert len(found) == 3 + 2 + 3 + 3, "Services, monitors, Deployments, budgets"
     for name, selector, ports in found:
         pods = met(selector, objects)
         assert len(pods) == (2 if name.startswith("PodMonitor") and name.endswith("-engines") else 1), name
@@ -62,7 +64,7 @@ def test_names_are_short_and_distinct(helm: Helm, release: str) -> None:
     assert len(set(names)) == len(names)
     assert all(len(name) <= 63 and "." not in name for _, name in names)
     for each in objects:
-        for value in {**each["metadata"]["labels"], **(labels(each) if each["kind"] in ("Deployment", "Pod") else {})}.values():
+        for value in {**each["metadata"]["labels"], **(labels(each) if each["kind"] in MAKERS else {})}.values():
             assert len(value) <= 63
 
 

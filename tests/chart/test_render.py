@@ -12,21 +12,13 @@ import yaml
 from serving.fleet.kubernetes import _resource
 from serving.fleet_settings import KubernetesPoolSettings
 from serving.settings import Settings
-from tests.chart.conftest import EVERYTHING_ON, MIXED_POOLS, VALUES
-from tests.doubles.tools import CHART, Helm, Refused, container, only, rendered_profile
+from tests.chart.conftest import EVERYTHING_ON, MIXED_POOLS, VALUES, altered_chart
+from tests.doubles.tools import CHART, Helm, Refused, container, only, pod_templates, pods
 
 pytestmark = pytest.mark.chart
 POOL = {"name": "cpu", "profile": "smollm2-135m-cpu"}
-WORKLOADS = ("Deployment", "Pod")
-
-
-def pods(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The specs of all pods, those of tests included."""
-    return [
-        each["spec"]["template"]["spec"] if each["kind"] == "Deployment" else each["spec"]
-        for each in objects
-        if each["kind"] in WORKLOADS
-    ]
+SCALING = {"minReplicas": 0, "maxReplicas": 2}
+SCALED = {"autoscaling": {"prometheus": {"address": "http://p:9090"}}}
 
 
 def test_lint_and_package(helm: Helm, tmp_path: Path) -> None:
@@ -37,8 +29,8 @@ def test_lint_and_package(helm: Helm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_both_helms_render_the_same(mixed_chart: Path, values: dict[str, Any]) -> None:
-    three, four = (Helm(name).template(values, chart=mixed_chart) for name in ("helm-3", "helm-4"))
+def test_both_helms_render_the_same(values: dict[str, Any]) -> None:
+    three, four = (Helm(name).template(values) for name in ("helm-3", "helm-4"))
     for objects in (three, four):
         for secret in (each for each in objects if each["kind"] == "Secret"):
             assert len(secret["data"].pop("engine-secret")) == 64  # 48 random characters
@@ -70,6 +62,25 @@ def test_both_helms_render_the_same(mixed_chart: Path, values: dict[str, Any]) -
         ({"pools": [{**POOL, "image": {"digest": "latest"}}]}, "pools.0.image.digest", "pattern"),
         ({"pools": [{**POOL, "tolerations": [{"operator": "Is"}]}]}, "pools.0.tolerations.0.operator", ""),
         ({"pools": [{**POOL, "resources": {"limits": {"cpu": "lots"}}}]}, "pools.0.resources.limits.cpu", ""),
+        ({"pools": [{**POOL, "engine": "simulated"}]}, "pools.0.engine", "one of"),
+        ({"pools": [{**POOL, "weights": {}}]}, "pools.0.weights", ""),
+        ({"pools": [{**POOL, "weights": {"pod": {}, "node": {"path": "/m"}}}]}, "pools.0.weights", ""),
+        ({"pools": [{**POOL, "weights": {"claim": {"name": "m"}}}]}, "pools.0.weights.claim", "accessMode"),
+        ({"pools": [{**POOL, "weights": {"node": {"path": "models"}}}]}, "pools.0.weights.node.path", "pattern"),
+        ({"pools": [{**POOL, "autoscaling": {"maxReplicas": 2}}]}, "pools.0.autoscaling", "minReplicas"),
+        ({"pools": [{**POOL, "revision": "main"}]}, "pools.0.revision", "pattern"),
+        ({"pools": [{**POOL, "maxUnavailable": 0}]}, "pools.0.maxUnavailable", "1"),
+        ({"pools": [{**POOL, "modelVolume": {}}]}, "pools.0", "modelVolume"),
+        ({"gateway": {"autoscaling": {"by": "cpu"}}}, "gateway.autoscaling.by", "one of"),
+        ({"gateway": {"httpRoute": {"parentRefs": [{"nam": "a"}]}}}, "gateway.httpRoute.parentRefs.0", "nam"),
+        ({"security": {"runAsUser": 0}}, "security.runAsUser", ""),
+        ({"networkPolicy": {"hub": {"ports": ["https"]}}}, "networkPolicy.hub.ports.0", "integer"),
+        ({"gate": {"enabled": True}}, "", "gate"),
+        ({"gateway": {"database": {"spillSize": "much"}}}, "gateway.database.spillSize", ""),
+        ({"gateway": {"keys": {"existing": "keys"}}}, "gateway.keys", "existing"),
+        ({"gateway": {"limitStore": {"url": "redis://h"}}}, "gateway.limitStore", "url"),
+        ({"gateway": {"settings": {"limits": {"store": {"url": "redis://h"}}}}}, "gateway.settings.limits.store", "url"),
+        ({"networkPolicy": {"apiServer": {"ports": []}}}, "networkPolicy.apiServer.ports", "1"),
         ({"monitoring": {"podMonitor": {"interval": "soon"}}}, "monitoring.podMonitor.interval", "pattern"),
         ({"gateway": {"settings": {"tenants": {"Red": {}}}}}, "gateway.settings.tenants", "Red"),
         ({"gateway": {"settings": {"tenants": {"red": {"limits": {"rpm": 1}}}}}}, "gateway.settings.tenants.red.limits", "rpm"),
@@ -92,12 +103,51 @@ def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, 
             'pools: cpu: profile: "gpt-5" is not in this chart; there are: deepseek-r1-fp8-h100,',
         ),
         (
-            {"pools": [{**POOL, "profile": "deepseek-r1-fp8-h100"}]},
-            "pools: cpu: profile: an engine of deepseek-r1-fp8-h100 spans 2 nodes; this chart runs engines of one node",
+            {"pools": [{**POOL, "profile": "glm-5.2-mxfp4-mi355x"}]},
+            "pools: cpu: revision: is missing; the catalog pins no commit of amd/GLM-5.2-MXFP4: name one of its commits, or set",
         ),
         ({"pools": [POOL, POOL]}, 'pools: the name "cpu" is given twice'),
         ({"pools": [{**POOL, "name": "gateway"}]}, "is the gateway's own"),
-        ({"pools": [{**POOL, "fetch": False}]}, "pools: cpu: modelVolume: is missing"),
+        ({"pools": [{**POOL, "fetch": False}]}, "pools: cpu: weights: with fetch: false a node or a claim must hold the model"),
+        ({"pools": [{**POOL, "fetch": False, "weights": {"pod": {}}}]}, "give weights.node or weights.claim"),
+        (
+            {"pools": [{**POOL, "replicas": 2, "weights": {"claim": {"name": "m", "accessMode": "ReadWriteOnce"}}}]},
+            "pools: cpu: weights.claim: m is ReadWriteOnce, which one node can mount, and the pool has up to 2 pods; take a "
+            "ReadWriteMany claim, or weights.node",
+        ),
+        (
+            {"pools": [{**POOL, "replicas": 2, "compiled": {"claim": {"name": "m", "accessMode": "ReadWriteOncePod"}}}]},
+            "pools: cpu: compiled.claim: m is ReadWriteOncePod",
+        ),
+        ({"pools": [{**POOL, "weights": {"claim": {"name": "m", "accessMode": "ReadOnlyMany"}}}]}, "or fetch: false"),
+        ({"pools": [{**POOL, "weights": {"node": {"path": "/m", "folder": "a"}}}]}, "folder is for fetch: false"),
+        ({"pools": [{**POOL, "compiled": {"node": {"path": "/m", "folder": "a"}}}]}, "folder is the chart's to name"),
+        (
+            {"pools": [{**POOL, "terminationGracePeriodSeconds": 54}]},
+            "pools: cpu: terminationGracePeriodSeconds: 54 cuts off requests, which may run for 30 s after a stop; at least 55",
+        ),
+        ({"pools": [{**POOL, "drainSeconds": 600, "terminationGracePeriodSeconds": 300}]}, "at least 625, or leave it out"),
+        ({"pools": [{**POOL, "extraArguments": ["--tensor-parallel-size", "3"]}]}, "extraArguments: --tensor-parallel-size is"),
+        ({"pools": [{**POOL, "extraArguments": ["--tensor_parallel_size=3"]}]}, "extraArguments: --tensor_parallel_size is"),
+        ({"pools": [{**POOL, "extraArguments": ["-tp", "3"]}]}, "extraArguments: -tp is the profile's"),
+        ({"pools": [{**POOL, "extraArguments": ["--shutdown-timeout=9"]}]}, "(drainSeconds for --shutdown-timeout)"),
+        ({"pools": [{**POOL, "autoscaling": SCALING}]}, "pools: cpu: autoscaling: needs autoscaling.prometheus.address"),
+        ({"pools": [{**POOL, "replicas": 2, "autoscaling": SCALING}], **SCALED}, "replicas: is for autoscaling to say"),
+        ({"pools": [{**POOL, "autoscaling": {"minReplicas": 5, "maxReplicas": 2}}], **SCALED}, "minReplicas 5 is more than"),
+        (
+            {
+                "pools": [{**POOL, "autoscaling": SCALING, "weights": {"claim": {"name": "m", "accessMode": "ReadWriteOnce"}}}],
+                **SCALED,
+            },
+            "the pool has up to 2 pods",
+        ),
+        ({"gateway": {"autoscaling": {"by": "keda"}}}, "gateway.autoscaling.by: keda needs autoscaling.prometheus.address"),
+        (
+            {"gateway": {"autoscaling": {"by": "hpa", "minReplicas": 11}}},
+            "gateway.autoscaling: minReplicas is more than maxReplicas",
+        ),
+        ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.host: is missing"),
+        ({"gateway": {"httpRoute": {"enabled": True}}}, "gateway.httpRoute.parentRefs: is missing"),
         ({"gateway": {"database": {"existingSecret": "db"}}}, "gateway.keys.existingSecret: is empty"),
         ({"gateway": {"keys": {"fileKey": "lines"}}}, "gateway.keys.existingSecret: is empty"),
     ],
@@ -107,137 +157,14 @@ def test_what_the_schema_cannot_say_is_refused_too(helm: Helm, values: dict[str,
         helm.template(values)
 
 
-def test_a_profile_without_a_hub_needs_a_volume(helm_4: Helm, mixed_chart: Path) -> None:
-    import json
-
-    path = mixed_chart / "files" / "profiles" / "smollm2-135m-cpu.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "fetch": None}))
+def test_a_profile_without_a_hub_needs_a_volume(helm_4: Helm, tmp_path: Path) -> None:
+    chart = altered_chart(tmp_path, "smollm2-135m-cpu", lambda profile: profile.update(fetch=None))
     with pytest.raises(Refused, match="fetch: the profile smollm2-135m-cpu names no hub"):
-        helm_4.template({"pools": [POOL]}, chart=mixed_chart)
-
-
-@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_every_pod_is_restricted(helm_4: Helm, mixed_chart: Path, values: dict[str, Any]) -> None:
-    found = pods(helm_4.template(values, chart=mixed_chart))
-    assert found
-    for pod in found:
-        assert pod["enableServiceLinks"] is False
-        assert pod["automountServiceAccountToken"] is False
-        groups = pod["securityContext"].pop("supplementalGroups", [])
-        assert groups in ([], [44])
-        assert pod["securityContext"] == {
-            "runAsNonRoot": True,
-            "runAsUser": 2000,
-            "runAsGroup": 2000,
-            "fsGroup": 2000,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
-        for each in [*pod["containers"], *pod.get("initContainers", [])]:
-            assert each["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
-            assert each["resources"]["requests"] and each["resources"]["limits"]
-
-
-def test_groups_that_open_device_files(helm: Helm) -> None:
-    """The target's own, unless the pool names those of its nodes."""
-    volume = {"fetch": False, "modelVolume": {"emptyDir": {}}}
-    for given, expected in (({}, [44]), ({"supplementalGroups": [44, 109]}, [44, 109]), ({"supplementalGroups": []}, None)):
-        pool = {"name": "gpu", "profile": "gpt-oss-120b-mi300x", **volume, **given}
-        workload = only(helm.template({"pools": [pool]}), "Deployment", "-gpu")
-        assert workload["spec"]["template"]["spec"]["securityContext"].get("supplementalGroups") == expected
-
-
-def test_accelerators_are_chosen_by_the_profile(helm: Helm, mixed_chart: Path) -> None:
-    objects = helm.template({"pools": MIXED_POOLS}, chart=mixed_chart)
-    for pool, resource, image in (("amd", "amd.com/gpu", "made-up/rocm"), ("nvidia", "nvidia.com/gpu", "made-up/cuda")):
-        workload = only(objects, "Deployment", f"-{pool}")
-        engine = container(workload)
-        assert engine["resources"]["limits"][resource] == engine["resources"]["requests"][resource] == 8
-        assert engine["image"] == f"docker.io/{image}@sha256:{'a' * 64}"
-        assert workload["spec"]["template"]["spec"]["tolerations"] == [
-            {"key": resource, "operator": "Exists", "effect": "NoSchedule"}
-        ]
-        shm = next(v for v in workload["spec"]["template"]["spec"]["volumes"] if v["name"] == "shm")
-        assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": str(2**33)}
-    cpu = only(objects, "Deployment", "-cpu")
-    limits = container(cpu)["resources"]["limits"]
-    assert set(limits) == {"memory"}
-    assert "--kv-cache-memory-bytes" in container(cpu)["command"]
-    assert cpu["spec"]["template"]["spec"]["nodeSelector"] == rendered_profile("smollm2-135m-cpu")["nodeSelector"]
-
-
-def test_no_template_knows_a_vendor() -> None:
-    for path in (CHART / "templates").rglob("*"):
-        if path.is_file():
-            assert not re.search(r"amd|nvidia|rocm|cuda|vendor", path.read_text(), re.IGNORECASE), path
-
-
-@pytest.mark.parametrize(("replicas", "kind"), [(0, "RollingUpdate"), (1, "Recreate"), (2, "RollingUpdate")])
-def test_an_upgrade_needs_no_second_set_of_devices(helm_4: Helm, replicas: int, kind: str) -> None:
-    strategy = only(helm_4.template({"pools": [{**POOL, "replicas": replicas}]}), "Deployment", "-cpu")["spec"]["strategy"]
-    assert strategy["type"] == kind
-    assert strategy["rollingUpdate"] == ({"maxSurge": 0, "maxUnavailable": 1} if kind == "RollingUpdate" else None)
-
-
-def test_probes(helm_4: Helm, mixed_chart: Path) -> None:
-    objects = helm_4.template({"pools": MIXED_POOLS}, chart=mixed_chart)
-    for workload in (each for each in objects if each["kind"] == "Deployment"):
-        one = container(workload)
-        startup, liveness, readiness = one["startupProbe"], one["livenessProbe"], one["readinessProbe"]
-        assert all("initialDelaySeconds" not in probe for probe in (startup, liveness, readiness))
-        assert liveness["timeoutSeconds"] >= 5 and liveness["failureThreshold"] >= 3
-        assert {startup["httpGet"]["port"]} <= {port["name"] for port in one["ports"]}
-        if one["name"] == "engine":
-            assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
-        else:
-            assert liveness["httpGet"]["path"] == "/livez" and readiness["httpGet"]["path"] == "/readyz"
-
-
-def test_a_models_size_lengthens_its_start(helm_4: Helm, mixed_chart: Path) -> None:
-    import json
-
-    path = mixed_chart / "files" / "profiles" / "smollm2-135m-cpu.json"
-    profile = json.loads(path.read_text())
-    profile["budgets"]["startup_seconds"] = 4301
-    path.write_text(json.dumps(profile))
-    startup = container(only(helm_4.template({"pools": [POOL]}, chart=mixed_chart), "Deployment", "-cpu"))["startupProbe"]
-    assert startup["periodSeconds"] * startup["failureThreshold"] >= 4301
-
-
-def test_a_pools_own_values_take_the_place_of_the_profiles(helm_4: Helm) -> None:
-    workload = only(helm_4.template(VALUES["a pool with everything its own"]), "Deployment", "-own")
-    pod, engine = workload["spec"]["template"]["spec"], container(workload)
-    assert engine["image"] == f"mirror.test/vllm/vllm-openai-cpu@sha256:{'b' * 64}"
-    assert engine["command"] == [*rendered_profile("smollm2-135m-cpu")["argv"], "--seed", "1"]
-    environment = {variable["name"]: variable["value"] for variable in engine["env"]}
-    assert (environment["HOME"], environment["VLLM_LOGGING_LEVEL"], environment["HF_HUB_OFFLINE"]) == ("/tmp", "DEBUG", "1")
-    assert "nodeSelector" not in pod and "initContainers" not in pod
-    assert pod["runtimeClassName"] == "nvidia"
-    assert engine["resources"]["requests"]["cpu"] == 1.5
-    assert {"name": "model", "persistentVolumeClaim": {"claimName": "models"}} in pod["volumes"]
-
-
-@pytest.mark.parametrize(
-    ("image", "reference"),
-    [
-        ({}, "docker.io/made-up/rocm@sha256:" + "a" * 64),
-        ({"registry": "m.test"}, "m.test/made-up/rocm@sha256:" + "a" * 64),
-        ({"tag": "v2"}, "docker.io/made-up/rocm:v2"),
-        ({"repository": "r/s", "tag": "v2", "digest": "sha256:" + "c" * 64}, "docker.io/r/s@sha256:" + "c" * 64),
-        ({"digest": ""}, "docker.io/made-up/rocm:v1"),
-    ],
-)
-def test_a_digest_belongs_to_its_image(helm_4: Helm, mixed_chart: Path, image: dict[str, str], reference: str) -> None:
-    pool = {"name": "amd", "profile": "amd-test", "image": image}
-    assert container(only(helm_4.template({"pools": [pool]}, chart=mixed_chart), "Deployment", "-amd"))["image"] == reference
+        helm_4.template({"pools": [POOL]}, chart=chart)
 
 
 def test_secrets_are_named_and_never_shown(helm_4: Helm) -> None:
-    objects = helm_4.template(VALUES["keys and secrets"])
+    objects = helm_4.template(VALUES["secrets"])
     assert not [each for each in objects if each["kind"] == "Secret"]
     gateway = container(only(objects, "Deployment", "-gateway"))
     assert gateway["image"] == "registry.test/team/serving-gateway:0.1.0"
@@ -258,11 +185,12 @@ def gateway_settings(objects: list[dict[str, Any]]) -> Settings:
     text = only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"]
     settings = yaml.safe_load(text)
     del settings["relay"]["engine_secret_file"]  # a file of the pod
+    settings.setdefault("auth", {})["key_secret"] = "from the environment"
     return Settings.model_validate(settings)
 
 
-def test_gateways_may_ask_for_engines_and_for_nothing_else(helm: Helm, mixed_chart: Path) -> None:
-    objects = helm.template({"pools": MIXED_POOLS}, chart=mixed_chart)
+def test_gateways_may_ask_for_engines_and_for_nothing_else(helm: Helm) -> None:
+    objects = helm.template({"pools": MIXED_POOLS})
     role, binding = only(objects, "Role", "-gateway"), only(objects, "RoleBinding", "-gateway")
     assert role["rules"] == [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
@@ -282,15 +210,16 @@ def test_gateways_may_ask_for_engines_and_for_nothing_else(helm: Helm, mixed_cha
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_a_token_is_where_it_is_needed_and_nowhere_else(helm_4: Helm, mixed_chart: Path, values: dict[str, Any]) -> None:
-    objects = helm_4.template(values, chart=mixed_chart)
+def test_a_token_is_where_it_is_needed_and_nowhere_else(helm_4: Helm, values: dict[str, Any]) -> None:
+    objects = helm_4.template(values)
     asks = any(pool.kubernetes is not None for pool in gateway_settings(objects).pools)
-    for workload in (each for each in objects if each["kind"] in WORKLOADS):
-        pod = workload["spec"]["template"]["spec"] if workload["kind"] == "Deployment" else workload["spec"]
+    for workload, pod in ((each, template["spec"]) for each in objects for template in pod_templates(each)):
         projected = [volume for volume in pod.get("volumes", []) if "projected" in volume]
-        mounts = [m for each in pod["containers"] for m in each.get("volumeMounts", []) if m["mountPath"] == TOKEN_PLACE]
+        containers = [*pod["containers"], *pod.get("initContainers", [])]
+        mounts = [m for each in containers for m in each.get("volumeMounts", []) if m["mountPath"] == TOKEN_PLACE]
         wanted = int(asks and workload["metadata"]["name"].endswith("-gateway"))
         assert (len(projected), len(mounts)) == (wanted, wanted), workload["metadata"]["name"]
+        assert pod["automountServiceAccountToken"] is False
         for volume in projected:
             token, authority = volume["projected"]["sources"]
             assert token["serviceAccountToken"]["path"] == "token"
@@ -347,6 +276,49 @@ def test_the_gateway_starts_with_what_the_chart_makes_of_tenants(helm_4: Helm, t
     assert not mounts["/var/lib/serving/spill"].get("readOnly")
 
 
+def test_the_store_of_limits_comes_by_environment_and_knows_how_many_share_it(helm: Helm) -> None:
+    store: dict[str, Any] = {"limitStore": {"existingSecret": "redis"}}
+    for gateway, shares in (
+        ({"replicas": 3}, 3),
+        ({"replicas": 0}, 1),
+        ({"autoscaling": {"by": "hpa", "maxReplicas": 7}}, 7),
+        ({"settings": {"limits": {"store": {"replicas": 5}}}}, 5),
+    ):
+        objects = helm.template({"gateway": {**store, **gateway}})
+        settings = settings_of(objects)
+        assert settings["limits"]["store"] == {"replicas": shares}
+        settings["limits"]["store"]["url"] = "redis://h/0"  # what the environment brings
+        assert Settings.model_validate(settings | {"relay": {}}).limits.store.replicas == shares
+        (variable,) = container(only(objects, "Deployment", "-gateway"))["env"]
+        assert variable == {
+            "name": "SERVING_LIMITS__STORE__URL",
+            "valueFrom": {"secretKeyRef": {"name": "redis", "key": "url"}},
+        }
+
+
+SCALED_TO_NOTHING = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
+
+
+def test_routing_begins_with_the_profiles_speeds_and_prices(helm: Helm) -> None:
+    pools = [
+        {**MIXED_POOLS[0]},
+        {**MIXED_POOLS[3]},
+        {"name": "epyc", "profile": "smollm2-135m-epyc-9005", **SCALED_TO_NOTHING},
+        {"name": "cpu", "profile": "smollm2-135m-cpu", **SCALED_TO_NOTHING},
+    ]
+    own = {"policy": "round_robin", "pools": {"mi355x": {"sequences": 7}}}
+    objects = helm.template({"pools": pools, **SCALED, "gateway": {"settings": {"routing": own}}})
+    routing = gateway_settings(objects).routing
+    assert routing.policy == "round_robin"
+    known = routing.pools["mi355x"]
+    assert (known.sequences, known.cache_tokens, known.prefill_tokens_per_second) == (7, 4090816, 38740.0)
+    assert known.step_seconds == pytest.approx(0.02532 / 2.99, rel=1e-3), "of a token, as the gateway counts"
+    assert (known.elastic, known.dollars_per_hour) == (False, pytest.approx(8 * 2.9))
+    assert routing.pools["h100"].dollars_per_hour == 32, "of both nodes"
+    assert (routing.pools["epyc"].elastic, routing.pools["epyc"].dollars_per_hour) == (True, 12.67)
+    assert (routing.pools["cpu"].elastic, routing.pools["cpu"].dollars_per_hour) == (False, None), "nobody knows its price"
+
+
 def test_without_the_switch_nothing_of_the_operator_is_rendered(helm: Helm) -> None:
     assert not [each for each in helm.template() if each["apiVersion"].startswith("monitoring.coreos.com")]
     found = [each["kind"] for each in helm.template({"monitoring": EVERYTHING_ON}) if "coreos" in each["apiVersion"]]
@@ -359,3 +331,9 @@ def test_the_notes_hold_the_first_request(helm_4: Helm) -> None:
     assert "port-forward service/x-serving 8000:80" in notes
     assert '"model": "smollm2-135m-instruct"' in notes
     assert "helm test x --namespace ns" in notes
+
+
+def test_a_profile_of_unknown_speed_cannot_be_simulated(helm_4: Helm, tmp_path: Path) -> None:
+    chart = altered_chart(tmp_path, "smollm2-135m-cpu", lambda profile: profile.update(simulation=None))
+    with pytest.raises(Refused, match="pools: cpu: engine: nothing is known of the speed of the profile smollm2-135m-cpu"):
+        helm_4.template({"pools": [{**POOL, "engine": "sim"}]}, chart=chart)

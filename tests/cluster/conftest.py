@@ -6,16 +6,17 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.chart.conftest import chart_with_accelerators
+from tests.cluster.made_up_nodes import MadeUpNodes
 from tests.doubles.tools import HELMS, Helm, tool
 
 SHORT_SECONDS = 60
+MADE_UP = "SERVING_TEST_MADE_UP_NODES"
+"""Set to 1, made-up nodes are added to the cluster for the tests. A cluster without any node gets them anyway."""
 
 
 class Kubectl:
@@ -47,7 +48,7 @@ class Kubectl:
 
 
 @pytest.fixture(scope="session")
-def nodes() -> list[dict[str, Any]]:
+def nodes() -> Iterator[list[dict[str, Any]]]:
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("KUBECONFIG names no cluster: nothing was installed anywhere")
     kubectl = Kubectl("default")
@@ -55,7 +56,12 @@ def nodes() -> list[dict[str, Any]]:
         kubectl.run("version", f"--request-timeout={SHORT_SECONDS}s")
     except AssertionError as error:
         pytest.fail(f"the cluster of KUBECONFIG does not answer: {error}")
-    return kubectl.items("nodes")
+    found = kubectl.items("nodes")
+    if found and os.environ.get(MADE_UP) != "1":
+        yield found
+        return
+    with MadeUpNodes(kubectl):
+        yield kubectl.items("nodes")
 
 
 @pytest.fixture(params=HELMS)
@@ -72,8 +78,3 @@ def kubectl(nodes: list[dict[str, Any]], helm: Helm) -> Iterator[Kubectl]:
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": label}})
     yield kubectl
     kubectl.run("delete", "namespace", name, "--wait", "--timeout=120s")
-
-
-@pytest.fixture
-def chart(tmp_path: Path) -> Path:
-    return chart_with_accelerators(tmp_path)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chart.conftest import ACCELERATORS, EVERYTHING_ON
+from tests.chart.conftest import COMMIT, EVERYTHING_ON
 from tests.cluster.conftest import Kubectl
-from tests.doubles.tools import CHART, Helm
+from tests.doubles.tools import CHART, Helm, Refused, rendered_profile
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 WAIT = ("--wait", "--timeout", os.environ.get("SERVING_TEST_CLUSTER_TIMEOUT", "5m"))
@@ -24,21 +23,29 @@ SETTLE_SECONDS = 120.0
 MANAGED = "app.kubernetes.io/instance=x"
 
 
-def fitting(target: dict[str, Any], nodes: list[dict[str, Any]]) -> int:
-    """How many engines of 8 accelerators fit on the nodes of a target."""
-    place = target["nodes"]
-    matching = [node for node in nodes if place["selector"].items() <= node["metadata"]["labels"].items()]
-    return sum(int(node["status"]["allocatable"].get(place["resource"], 0)) // 8 for node in matching)
+ACCELERATORS = {
+    "mi355x": "glm-5.2-mxfp4-mi355x",
+    "mi300x": "deepseek-r1-fp8-mi300x",
+    "b200": "glm-5.2-nvfp4-b200",
+}
+CPU = {"name": "cpu", "profile": "smollm2-135m-cpu", "nodeSelector": {}}
+
+
+def fitting(profile: dict[str, Any], nodes: list[dict[str, Any]]) -> int:
+    """How many engines of a profile have devices on the nodes that it selects."""
+    device = profile["device"]
+    matching = [node for node in nodes if profile["nodeSelector"].items() <= node["metadata"]["labels"].items()]
+    return sum(int(node["status"]["allocatable"].get(device["resource"], 0)) // device["count"] for node in matching)
+
+
+def pool_on(name: str, replicas: int) -> dict[str, Any]:
+    return {"name": name, "profile": ACCELERATORS[name], "revision": COMMIT, "replicas": replicas}
 
 
 def full_pools(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A pool that fills its nodes for each made-up target that there is, and one on the CPU."""
-    pools: list[dict[str, Any]] = [{"name": "cpu", "profile": "smollm2-135m-cpu", "nodeSelector": {}}]
-    for name, target in ACCELERATORS.items():
-        count = fitting(target, nodes)
-        if count:
-            pools.append({"name": name, "profile": name, "replicas": count})
-    return pools
+    """A pool that fills its nodes for each kind of accelerator that there is, and one on the CPU."""
+    counts = {name: fitting(rendered_profile(profile), nodes) for name, profile in ACCELERATORS.items()}
+    return [CPU, *(pool_on(name, count) for name, count in counts.items() if count)]
 
 
 def with_argument(pools: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
@@ -66,20 +73,33 @@ def secret(kubectl: Kubectl) -> str:
     return str(one["data"]["engine-secret"])
 
 
-def test_install_test_upgrade_rollback_uninstall(kubectl: Kubectl, helm: Helm, chart: Path, nodes: list[dict[str, Any]]) -> None:
+def misplaced(kubectl: Kubectl, nodes: list[dict[str, Any]], pools: list[dict[str, Any]]) -> list[str]:
+    """Engines that are on other nodes than their profile's."""
+    labels = {node["metadata"]["name"]: node["metadata"]["labels"] for node in nodes}
+    wanted = {pool["name"]: pool.get("nodeSelector", rendered_profile(pool["profile"])["nodeSelector"]) for pool in pools}
+    found = kubectl.items("pods", "--selector", f"{MANAGED},app.kubernetes.io/component=engine")
+    return [
+        f"{pod['metadata']['name']} on {pod['spec']['nodeName']}"
+        for pod in found
+        if not wanted[pod["metadata"]["labels"]["serving/pool"]].items() <= labels[pod["spec"]["nodeName"]].items()
+    ]
+
+
+def test_install_test_upgrade_rollback_uninstall(kubectl: Kubectl, helm: Helm, nodes: list[dict[str, Any]]) -> None:
     place = ("--namespace", kubectl.namespace)
     before = kubectl.everything()
     pools = full_pools(nodes)
-    helm.run("install", "x", str(chart), *place, *WAIT, values={"pools": with_argument(pools, "1")})
+    helm.run("install", "x", str(CHART), *place, *WAIT, values={"pools": with_argument(pools, "1")})
     rolled_out(kubectl)
     wanted = {pool["name"]: ["1"] * pool.get("replicas", 1) for pool in pools}
     assert engines(kubectl) == wanted
+    assert misplaced(kubectl, nodes, pools) == []
     numbers = {f"x-serving-{pool['name']}": pool.get("replicas", 1) for pool in pools}
     eventually(lambda: {name: n for name, wanted_n in numbers.items() if (n := ready_addresses(kubectl, name)) != wanted_n})
     helm.run("test", "x", *place)
     first = secret(kubectl)
 
-    helm.run("upgrade", "x", str(chart), *place, *WAIT, values={"pools": with_argument(pools, "2")})
+    helm.run("upgrade", "x", str(CHART), *place, *WAIT, values={"pools": with_argument(pools, "2")})
     rolled_out(kubectl)
     assert engines(kubectl) == {name: ["2"] * len(words) for name, words in wanted.items()}
     assert secret(kubectl) == first, "engines and gateways read the secret when they start: it must outlive an upgrade"
@@ -111,7 +131,7 @@ def test_another_number_of_replicas(kubectl: Kubectl, helm: Helm) -> None:
     """One replica has another strategy than several, and the way there and back is a patch that the API server must take."""
     place = ("--namespace", kubectl.namespace)
     for replicas, verb in ((1, "install"), (2, "upgrade"), (1, "upgrade")):
-        pool = {"name": "cpu", "profile": "smollm2-135m-cpu", "nodeSelector": {}, "replicas": replicas}
+        pool = {**CPU, "replicas": replicas}
         helm.run(verb, "x", str(CHART), *place, *WAIT, values={"pools": [pool]})
         rolled_out(kubectl)
         eventually(lambda replicas=replicas: (found := engines(kubectl)["cpu"]) and len(found) != replicas and found)
@@ -120,7 +140,7 @@ def test_another_number_of_replicas(kubectl: Kubectl, helm: Helm) -> None:
 
 def test_two_releases_in_one_namespace(kubectl: Kubectl, helm: Helm) -> None:
     place = ("--namespace", kubectl.namespace)
-    values = {"pools": [{"name": "cpu", "profile": "smollm2-135m-cpu", "nodeSelector": {}}], "gateway": {"replicas": 1}}
+    values = {"pools": [CPU], "gateway": {"replicas": 1}}
     for release in ("x", "y"):
         helm.run("install", release, str(CHART), *place, *WAIT, values=values)
     rolled_out(kubectl)
@@ -129,6 +149,58 @@ def test_two_releases_in_one_namespace(kubectl: Kubectl, helm: Helm) -> None:
         eventually(lambda name=name: (found := ready_addresses(kubectl, name)) != 1 and f"{name} has {found} addresses")
     for release in ("x", "y"):
         helm.run("uninstall", release, *place, *WAIT)
+
+
+def test_too_little_hardware_stays_pending_with_a_reason(kubectl: Kubectl, helm: Helm, nodes: list[dict[str, Any]]) -> None:
+    full = [pool for pool in full_pools(nodes) if pool["name"] in ACCELERATORS]
+    if not full:
+        pytest.skip("this cluster has no accelerators, real or made-up")
+    name, there = full[0]["name"], full[0]["replicas"]
+    place = ("--namespace", kubectl.namespace)
+    values = {"pools": [pool_on(name, there + 1)]}
+    with pytest.raises(Refused):
+        helm.run("install", "x", str(CHART), *place, "--wait", "--timeout", "30s", values=values)
+    resource = rendered_profile(ACCELERATORS[name])["device"]["resource"]
+
+    def unclear() -> str:
+        pods = kubectl.items("pods", "--selector", f"{MANAGED},app.kubernetes.io/component=engine")
+        said = [
+            condition.get("message", "")
+            for pod in pods
+            for condition in pod["status"].get("conditions", [])
+            if condition["type"] == "PodScheduled" and condition["status"] == "False"
+        ]
+        return "" if len(said) == 1 and f"Insufficient {resource}" in said[0] else f"{len(pods)} pods: {said}"
+
+    eventually(unclear)
+    helm.run("uninstall", "x", *place, *WAIT)
+
+
+def test_what_a_pool_excepts_is_refused_where_all_is_restricted(kubectl: Kubectl, helm: Helm) -> None:
+    """A folder of the node is not for restricted namespaces: the pod is not made, and the reason is said."""
+    place = ("--namespace", kubectl.namespace)
+    pool = {**CPU, "weights": {"node": {"path": "/var/lib/serving"}}}
+    helm.run("install", "x", str(CHART), *place, values={"pools": [pool]})
+
+    def unsaid() -> str:
+        (engine,) = [
+            each for each in kubectl.items("deployments", "--selector", MANAGED) if each["metadata"]["name"].endswith("-cpu")
+        ]
+        said = [c["message"] for c in engine["status"].get("conditions", []) if c["type"] == "ReplicaFailure"]
+        return "" if said and "violates PodSecurity" in said[0] and "hostPath" in said[0] else str(said)
+
+    eventually(unsaid)
+    helm.run("uninstall", "x", *place, *WAIT)
+
+
+def test_a_simulated_release_needs_no_accelerators(kubectl: Kubectl, helm: Helm) -> None:
+    place = ("--namespace", kubectl.namespace)
+    pool = {"name": "sim", "profile": "smollm2-135m-cpu", "engine": "sim", "replicas": 2}
+    helm.run("install", "x", str(CHART), *place, *WAIT, values={"pools": [pool]})
+    rolled_out(kubectl)
+    eventually(lambda: (found := ready_addresses(kubectl, "x-serving-sim")) != 2 and f"{found} addresses")
+    helm.run("test", "x", *place)
+    helm.run("uninstall", "x", *place, *WAIT)
 
 
 def test_monitors_need_their_definitions(kubectl: Kubectl, helm: Helm) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import subprocess
 import sys
@@ -19,6 +20,16 @@ def snapshot_download(repository, *, revision, local_dir, allow_patterns):
     Path(local_dir, "model.safetensors").write_bytes(CONTENT)
     with open(Path(__file__).with_name("calls"), "a") as calls:
         calls.write(f"{repository}@{revision}\\n")
+class Listed:
+    def __init__(self, name, sha256):
+        self.rfilename, self.lfs = name, Lfs(sha256) if sha256 else None
+class Lfs:
+    def __init__(self, sha256):
+        self.sha256 = sha256
+class HfApi:
+    def model_info(self, repository, *, revision, files_metadata):
+        self.siblings = [Listed("model.safetensors", LISTED), Listed("config.json", None)]
+        return self
 """
 
 
@@ -29,12 +40,14 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def fetch(folder: Path, *files: str, content: bytes | None = WEIGHTS) -> tuple[int, str, int]:
+def fetch(
+    folder: Path, *files: str, content: bytes | None = WEIGHTS, listed: str = DIGEST, library: Path | None = None
+) -> tuple[int, str, int]:
     """Exit status, what was said, and how often the hub was asked so far. Without `content` there is no hub library."""
-    place = folder.parent / "library"
+    place = library or folder.parent / "library"
     place.mkdir(exist_ok=True)
     if content is not None:
-        (place / "huggingface_hub.py").write_text(HUB.replace("CONTENT", repr(content)))
+        (place / "huggingface_hub.py").write_text(HUB.replace("CONTENT", repr(content)).replace("LISTED", repr(listed)))
     command = [sys.executable, "-S", str(PROGRAM), "org/name", "abc", str(folder), *files]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(place)}, timeout=60)
     calls = place / "calls"
@@ -64,7 +77,37 @@ def test_a_volume_that_holds_the_model_needs_no_hub_and_is_not_written(model: Pa
     assert [path.name for path in model.iterdir()] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("files", [(), ("model.safetensors",)])
-def test_a_wrong_call_says_what_is_right(model: Path, files: tuple[str, ...]) -> None:
-    status, said, _ = fetch(model, *files)
+def test_what_the_call_does_not_name_is_checked_against_the_hub(model: Path) -> None:
+    status, said, _ = fetch(model, listed="0" * 64, library=model.parent / "another")
+    assert status == 1 and "has the SHA-256" in said and "0" * 64 in said
+    assert fetch(model)[:2] == (0, "fetching org/name@abc\nfetched and checked\n")
+    assert fetch(model, content=None)[:2] == (0, "org/name@abc is there already\n")
+
+
+def test_the_folder_is_made(model: Path) -> None:
+    assert fetch(model / "models" / "one", f"model.safetensors={DIGEST}", library=model.parent / "library")[0] == 0
+    assert (model / "models" / "one" / ".fetched-abc").exists()
+
+
+def test_of_two_pods_one_fetches(model: Path) -> None:
+    """The second finds the lock taken, waits, and then finds the mark of the first."""
+    with (model / ".fetching").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (model.parent / "library").mkdir()
+        command = [sys.executable, "-S", str(PROGRAM), "org/name", "abc", str(model), f"model.safetensors={DIGEST}"]
+        other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(model.parent / "library")})
+        assert other.stdout is not None and other.stdout.readline() == "another pod is fetching; waiting for it\n"
+        (model / ".fetched-abc").touch()
+    said, _ = other.communicate(timeout=60)
+    assert (other.returncode, said) == (0, "org/name@abc was fetched by another pod\n")
+
+
+def test_a_folder_that_cannot_be_written_is_said(model: Path) -> None:
+    (model / "file").touch()
+    status, said, _ = fetch(model / "file" / "models", f"model.safetensors={DIGEST}", library=model.parent / "library")
+    assert status == 1 and "cannot be written" in said and "user 2000" in said
+
+
+def test_a_wrong_call_says_what_is_right(model: Path) -> None:
+    status, said, _ = fetch(model, "model.safetensors")
     assert status == 2 and "usage: python3 fetch_model.py REPOSITORY REVISION FOLDER" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -13,6 +14,7 @@ from serving.fleet.store import EndpointState
 from serving.settings import ProbeSettings, Settings
 from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import RunningGateway
+from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
 from tests.flow.conftest import chat
@@ -89,6 +91,26 @@ async def test_engines_come_and_go_under_a_running_gateway() -> None:
             names.failing, names.addresses = False, []
             await become(lambda: not gateway.app.fleet.snapshot.statuses)
             assert await status_of(gateway) == 503
+
+
+async def test_demand_is_exported_for_each_pool() -> None:
+    """What autoscalers read: requests under way at the pool's engines, and those that found none, both from zero."""
+    names, gate = Names(), Gate()
+    running, refused = 'serving_running_requests{model="tiny",pool="cpu"}', 'outcome="unavailable",route="chat_completions"}'
+    async with ScriptedEngine(default=Script(gate=gate)) as engine:
+        async with gateway_over_names(names, engine.port) as gateway:
+            text = await operators(gateway)
+            assert f"{running} 0.0" in text and f"{refused} 0.0" in text
+            assert await status_of(gateway) == 503
+            assert f"{refused} 1.0" in await operators(gateway)
+            names.addresses = ["127.0.0.1"]
+            await become(lambda: gateway.app.fleet.snapshot.any_ready)
+            asked = asyncio.create_task(status_of(gateway))
+            await become(lambda: engine.log.requests)
+            assert f"{running} 1.0" in await operators(gateway)
+            gate.open_all()
+            assert await asked == 200
+            assert f"{running} 0.0" in await operators(gateway)
 
 
 async def test_what_departed_engines_leave_behind_is_bounded() -> None:

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from serving.catalog.load import load_catalog
+from serving.catalog.speed import priors_of
 from serving.core.errors import ConfigurationError
 from serving.sim.plan import EnginePlan, plan
-from tests.doubles.catalogs import copy_of_catalog
+from tests.doubles.catalogs import SHIPPED, copy_of_catalog
 
 PROFILE = "smollm2-135m-cpu"
 SIMULATION: dict[str, Any] = {
@@ -23,13 +24,11 @@ SIMULATION: dict[str, Any] = {
 
 
 def planned(root: Path, *, adapters: tuple[str, ...] = (), arguments: dict[str, Any] | None = None, **fields: Any) -> EnginePlan:
-    """With fields of the simulation and arguments replaced; None takes the simulation away."""
+    """With fields of the simulation and arguments replaced."""
     catalog = copy_of_catalog(root)
     path = catalog / "profiles" / f"{PROFILE}.yaml"
     profile = yaml.safe_load(path.read_text())
     profile["simulation"] = {**SIMULATION, **fields}
-    if fields.get("simulation", True) is None:
-        del profile["simulation"]
     profile["arguments"] |= arguments or {}
     path.write_text(yaml.safe_dump(profile))
     return plan(load_catalog(catalog), PROFILE, adapters=adapters)
@@ -66,7 +65,6 @@ def test_adapters_ranks_and_priorities(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"simulation": None}, "simulation: is missing"),
         ({"kv_capacity_tokens": 100}, "kv_capacity_tokens: must be at least max-model-len"),
         ({"step_seconds": 0.0}, "step_seconds"),
         ({"step_seconds": -1.0}, "step_seconds"),
@@ -80,3 +78,31 @@ def test_adapters_ranks_and_priorities(tmp_path: Path) -> None:
 def test_what_cannot_be_simulated_is_said_with_its_field(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         planned(tmp_path, **fields)
+
+
+@pytest.mark.parametrize("name", sorted(load_catalog(SHIPPED).profiles))
+def test_what_nobody_has_measured_is_simulated_by_what_routing_starts_from(name: str) -> None:
+    catalog = load_catalog(SHIPPED)
+    profile, found = catalog.profiles[name], plan(catalog, name)
+    priors = priors_of(catalog, profile)
+    assert found.rates.prefill_tokens_per_second == priors.prefill_tokens_per_second
+    assert found.rates.step_seconds == priors.step_seconds
+    assert found.capacity_blocks * found.block_tokens <= priors.kv_capacity_tokens
+    assert found.model == profile.model
+
+
+def test_an_engine_version_without_metrics_has_those_of_the_next(tmp_path: Path) -> None:
+    assert load_catalog(SHIPPED).profiles["glm-5.2-mxfp4-mi355x"].engine_version == "0.31.0"
+    assert plan(load_catalog(SHIPPED), "glm-5.2-mxfp4-mi355x").version == "0.32.0"
+
+
+def test_without_any_rates_nothing_is_simulated(tmp_path: Path) -> None:
+    root = copy_of_catalog(tmp_path)
+    path = root / "targets" / "cpu-epyc.yaml"
+    target = yaml.safe_load(path.read_text())
+    del target["memory_bandwidth_bytes_per_second"]
+    path.write_text(yaml.safe_dump(target))
+    with pytest.raises(
+        ConfigurationError, match=r"profile qwen3-0\.6b-cpu: simulation: is missing, and its speed cannot be estimated"
+    ):
+        plan(load_catalog(root), "qwen3-0.6b-cpu")

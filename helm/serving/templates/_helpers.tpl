@@ -34,6 +34,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- define "serving.engineServiceAccountName" -}}
+{{- $own := .Values.engineServiceAccount -}}
+{{- $own.name | default (ternary (printf "%s-engine" (include "serving.fullname" .)) "default" $own.create) -}}
+{{- end -}}
+
 {{- define "serving.engineSecretName" -}}
 {{- .Values.engineSecret.existingSecret | default (printf "%s-engine-secret" (include "serving.fullname" .)) -}}
 {{- end -}}
@@ -50,13 +55,29 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- include "serving.image" (dict "registry" $registry "repository" $image.repository "tag" ($image.tag | default .Chart.AppVersion) "digest" $image.digest) -}}
 {{- end -}}
 
-{{/* The restricted Pod Security profile, for pods and for containers. */}}
+{{- define "serving.imagePullSecrets" -}}
+{{- with .Values.global.imagePullSecrets -}}
+imagePullSecrets: {{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* The restricted Pod Security profile, for pods and for containers. Takes the root and more groups; and capabilities. */}}
 {{- define "serving.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 2000
-runAsGroup: 2000
-fsGroup: 2000
+{{- range $field := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- $value := index $.root.Values.security $field }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $field }}: {{ $value | int64 }}
+{{- end }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
+{{- with .groups }}
+supplementalGroups: {{ range . }}
+  - {{ . | int64 }}
+{{- end }}
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
@@ -65,55 +86,13 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+  {{- with .capabilities }}
+  add: {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end -}}
 
-{{/* A pool's profile as JSON; takes the root and the pool. A profile without a file is an error that names those there are. */}}
-{{- define "serving.profile" -}}
-{{- $pool := .pool -}}
-{{- $file := .root.Files.Get (printf "files/profiles/%s.json" $pool.profile) -}}
-{{- if not $file -}}
-{{- $known := list -}}
-{{- range $path, $_ := .root.Files.Glob "files/profiles/*.json" -}}
-{{- $known = append $known (base $path | trimSuffix ".json") -}}
+{{/* Labels that meet the pods of one part of this release, and of no other. Takes the root and the component. */}}
+{{- define "serving.componentSelector" -}}
+{{ include "serving.selector" .root }}
+app.kubernetes.io/component: {{ .component }}
 {{- end -}}
-{{- fail (printf "pools: %s: profile: %q is not in this chart; there are: %s" $pool.name $pool.profile (join ", " $known)) -}}
-{{- end -}}
-{{- $file -}}
-{{- end -}}
-
-{{/* What the schema cannot say. */}}
-{{- define "serving.checkPools" -}}
-{{- $seen := dict -}}
-{{- range .Values.pools -}}
-{{- if hasKey $seen .name -}}
-{{- fail (printf "pools: the name %q is given twice" .name) -}}
-{{- end -}}
-{{- if eq .name "gateway" -}}
-{{- fail "pools: the name \"gateway\" is the gateway's own; give another one" -}}
-{{- end -}}
-{{- $_ := set $seen .name true -}}
-{{- end -}}
-{{- end -}}
-
-{{- define "serving.poolName" -}}
-{{- printf "%s-%s" (include "serving.fullname" .root) .pool.name -}}
-{{- end -}}
-
-{{/* The reference of a pool's engine image. A digest belongs to one repository and tag: with another of these it is not the
-     profile's any more. */}}
-{{- define "serving.engineImage" -}}
-{{- $own := .pool.image | default dict -}}
-{{- $image := merge (dict) $own (pick .profile.image "registry" "repository" "tag") -}}
-{{- if not (or $own.repository $own.tag (hasKey $own "digest")) -}}
-{{- $_ := set $image "digest" .profile.image.digest -}}
-{{- end -}}
-{{- include "serving.image" $image -}}
-{{- end -}}
-
-{{- /* Not empty where there is a place for API keys, so that requests without one are refused. */}}
-{{- define "serving.asksForKeys" -}}
-{{- $gateway := .Values.gateway -}}
-{{- if or $gateway.apiKey.existingSecret $gateway.database.existingSecret $gateway.keys.fileKey (dig "auth" "keys" "" $gateway.settings) -}}
-yes
-{{- end -}}
-{{- end }}

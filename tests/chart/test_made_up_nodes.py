@@ -1,0 +1,82 @@
+"""The stand-in for kubelets in tests/cluster, as far as it can be seen without a cluster: it writes what Kubernetes knows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.chart.conftest import MIXED_POOLS
+from tests.cluster.made_up_nodes import NODES, MadeUpNodes, node, node_status, pod_status
+from tests.cluster.test_release import ACCELERATORS, fitting, full_pools
+from tests.doubles.tools import Helm, pod_templates, rendered_profile
+
+NEWEST = kubernetes_validate.latest_version()
+
+
+class Recorded:
+    """Takes what would go to a cluster, and shows pods as one."""
+
+    def __init__(self, pods: list[dict[str, Any]]) -> None:
+        self.pods = pods
+        self.calls: list[tuple[str, ...]] = []
+
+    def run(self, *words: str, given: str | None = None) -> str:
+        self.calls.append(words)
+        return json.dumps({"items": self.pods}) if words[0] == "get" else ""
+
+
+def made() -> list[dict[str, Any]]:
+    return [{**node(name, **what), "status": node_status(what.get("resource"))} for name, what in NODES.items()]
+
+
+def test_made_up_nodes_are_nodes() -> None:
+    for each in made():
+        kubernetes_validate.validate(each, NEWEST, strict=True)
+
+
+def test_the_pools_fill_them() -> None:
+    assert {pool["name"]: pool.get("replicas", 1) for pool in full_pools(made())} == {
+        "cpu": 1,
+        "mi355x": 2,
+        "mi300x": 1,
+        "b200": 1,
+    }
+
+
+@pytest.mark.chart
+def test_every_pod_has_room_on_its_node(helm_4: Helm) -> None:
+    for name, profile in ACCELERATORS.items():
+        rendered = rendered_profile(profile)
+        assert fitting(rendered, made()) >= 1, name
+        assert int(rendered["resources"]["requests"]["memory"].removesuffix("Mi")) < 1536 * 1024
+        assert rendered["resources"]["requests"]["cpu"] <= 192
+
+
+@pytest.mark.chart
+def test_pods_become_ready_and_tests_end(helm_4: Helm) -> None:
+    templates = [template for each in helm_4.template({"pools": MIXED_POOLS[-1:]}) for template in pod_templates(each)]
+    pods = []
+    for number, template in enumerate(templates):
+        metadata = {"name": f"pod-{number}", "namespace": "ns", "uid": str(number)}
+        spec = {**template["spec"], "nodeName": "epyc-0"}
+        pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+        found = {**pods[-1], "status": pod_status(pods[-1], "10.244.0.1")}
+        kubernetes_validate.validate(found, NEWEST, strict=True)
+        assert found["status"]["phase"] == ("Succeeded" if spec.get("restartPolicy") == "Never" else "Running")
+    leaving = {
+        "metadata": {"name": "old", "namespace": "ns", "uid": "x", "deletionTimestamp": "now"},
+        "spec": {"nodeName": "epyc-0"},
+    }
+    foreign = {"metadata": {"name": "else", "namespace": "ns", "uid": "y"}, "spec": {"nodeName": "a-real-one"}, "status": {}}
+    cluster = Recorded([*pods, leaving, foreign])
+    nodes = MadeUpNodes(cluster)
+    for _ in range(2):
+        for pod in cluster.pods:
+            nodes._look_at(pod)
+    assert [words[:3] for words in cluster.calls if words[0] == "patch"] == [
+        ("patch", "pod", f"pod-{n}") for n in range(len(pods))
+    ]
+    assert {words[:3] for words in cluster.calls if words[0] != "patch"} == {("delete", "pod", "old")}
