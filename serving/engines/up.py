@@ -208,7 +208,7 @@ def _with_local(settings: Settings, engine_port: int, profile: Profile) -> str:
         )
     except ValidationError as error:
         raise ConfigurationError(f"profile {profile.name}: cannot be an endpoint: {error.errors()[0]['msg']}") from None
-    return json.dumps([endpoint.model_dump(mode="json") for endpoint in (*settings.endpoints, local)])
+    return json.dumps([endpoint.model_dump(mode="json", exclude_none=True) for endpoint in (*settings.endpoints, local)])
 
 
 def _gateway_argv(config: Path | None) -> tuple[str, ...]:

@@ -199,9 +199,9 @@ class Ways:
         pipeline = gateway.app.pipeline
         begin = pipeline._begin_attempt
 
-        def noted(passage: Any, endpoint: Any) -> None:
-            self.by_id.setdefault(passage.ctx.request_id, set()).add(endpoint.name)
-            begin(passage, endpoint)
+        def noted(passage: Any, ticket: Any) -> None:
+            self.by_id.setdefault(passage.ctx.request_id, set()).add(ticket.endpoint.name)
+            begin(passage, ticket)
 
         pipeline._begin_attempt = noted  # type: ignore[method-assign]
 
