@@ -26,7 +26,7 @@ CLOSE_TO_FULL = 0.7
 class Node:
     """A run of pieces that were added together; it ends where a request ended, or where two requests parted."""
 
-    __slots__ = ("hashes", "holders", "parent", "start", "uses")
+    __slots__ = ("hashes", "holders", "late", "parent", "start", "uses")
 
     def __init__(self, parent: Node | None, start: int, hashes: list[int]) -> None:
         self.parent = parent
@@ -35,6 +35,8 @@ class Node:
         self.hashes = hashes
         self.holders: dict[Cache, int] = {}
         """How many of its pieces each cache holds, counted from its beginning."""
+        self.late: list[Node] = []
+        """Nodes below it that may come after it in a cache's order, though they have to be evicted before it."""
         self.uses = 0
         """Requests that began with it."""
 
@@ -93,6 +95,8 @@ class Cache:
         while self.used_bytes > self.capacity_bytes and order:
             entry = next(iter(order))
             if isinstance(entry, Node):
+                if entry.late and self._evict_late(entry):
+                    continue
                 kept = entry.holders.get(self, 0)
                 excess = self.used_bytes - self.capacity_bytes
                 begin, end = START[entry.start], START[entry.start + kept]
@@ -103,9 +107,18 @@ class Cache:
                     continue
             self._evict(entry)
 
+    def _evict_late(self, node: Node) -> bool:
+        """Evict what is below the node and would come after it. Returns whether there was any."""
+        late = [below for below in node.late if self in below.holders]
+        for below in late:
+            self._evict(below)
+        return bool(late)
+
     def _evict(self, entry: Node | _Filler) -> None:
         del self.order[entry]
         if isinstance(entry, Node):
+            if entry.late:
+                self._evict_late(entry)
             kept = entry.holders[self]
             self.used_bytes -= START[entry.start + kept] - START[entry.start]
             self.index.drop(entry, self)
@@ -273,6 +286,8 @@ class PrefixIndex:
 
     def _forget(self, node: Node) -> None:
         del self._order[node]
+        if node.parent is not None and node in node.parent.late:
+            node.parent.late.remove(node)
         nodes = self._nodes
         for piece in node.hashes:
             nodes.pop(piece, None)
@@ -300,6 +315,12 @@ class PrefixIndex:
         cut = at - node.start
         front = Node(node.parent, node.start, node.hashes[:cut])
         front.uses = node.uses
+        parent = node.parent
+        if parent is not None:
+            if node in parent.late:
+                parent.late.remove(node)
+                front.late.append(node)
+            parent.late.append(front)
         node.parent, node.start, node.hashes = front, at, node.hashes[cut:]
         nodes = self._nodes
         for piece in front.hashes:
