@@ -95,7 +95,7 @@ def test_with_a_profile_it_is_planned_rendered_and_installed(root: Path, tmp_pat
     chart = tmp_path / "chart"
     shutil.copytree(CHART, chart)
     (chart / "files" / "profiles" / f"{profile.name}.json").write_text(json.dumps(rendered))
-    pool = {"name": "new", "profile": profile.name, "fetch": False, "modelVolume": {"hostPath": {"path": "/models"}}}
+    pool = {"name": "new", "profile": profile.name, "fetch": False, "weights": {"node": {"path": "/models"}}}
     workload = only(Helm("helm-4").template({"pools": [pool]}, chart=chart), "Deployment", "-new")
     pod = workload["spec"]["template"]["spec"]
     assert container(workload)["resources"]["limits"]["quux.example/wafer"] == 4
