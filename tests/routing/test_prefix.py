@@ -149,7 +149,9 @@ chains = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 @settings(max_examples=200)
 # Nodes that were split come late in another cache's order; what is below goes before what is above even so.
 @example([([2], 0, False, 0), ([2, 2, 2], 2, False, 0), ([2, 2], 0, True, 0), ([0, 2], 2, False, 3617)])
-@example([([1], 0, False, 0), ([1, 2, 2, 0], 0, False, 0), ([1, 2, 2], 2, False, 0), ([1, 2], 1, True, 0), ([0, 2, 2], 0, True, 0)])
+@example(
+    [([1], 0, False, 0), ([1, 2, 2, 0], 0, False, 0), ([1, 2, 2], 2, False, 0), ([1, 2], 1, True, 0), ([0, 2, 2], 0, True, 0)]
+)
 @given(st.lists(st.tuples(chains, st.integers(0, 2), st.booleans(), st.integers(0, 5000)), max_size=40))
 def test_whatever_is_held_and_released_the_books_are_right(steps: list[tuple[list[int], int, bool, int]]) -> None:
     index = PrefixIndex(40_000)
