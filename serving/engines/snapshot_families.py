@@ -113,7 +113,7 @@ def _stat_logger(recorder: Recorder, config: Any) -> None:
     from vllm.v1.metrics.perf import PerfMetricsProm
     from vllm.v1.spec_decode.metrics import SpecDecodingProm
 
-    class Recorded(PrometheusStatLogger):
+    class Recorded(PrometheusStatLogger):  # type: ignore[misc, unused-ignore]  # there is no vLLM in every environment that checks types
         _spec_decoding_cls = _perf_metrics_cls = mock.MagicMock()
         _kv_connector_cls = _ec_connector_cls = mock.MagicMock()
 
