@@ -23,6 +23,7 @@ from serving.catalog.records import (
 Support = Literal["native", "weight-only", "emulated", "refused"]
 """native: kernels that compute in the format. weight-only: real kernels that widen the weights first. emulated: vLLM starts
 and is merely slow. refused: it does not start, or has no kernel worth the name."""
+Flops = Annotated[float, Field(ge=1e6, le=1e20, allow_inf_nan=False)]
 Feature = Literal["sparse-attention", "latent-attention"]
 """What a model's shape asks of an engine beyond matrix products and ordinary attention."""
 
@@ -104,7 +105,7 @@ class Target(Record):
     """Usable, of one accelerator; `None` where it is the machine's own memory."""
     memory_bandwidth_bytes_per_second: Count | None = None
     """Of one accelerator."""
-    peak_flops: dict[Precision, Positive] = Field(default_factory=dict)
+    peak_flops: dict[Precision, Flops] = Field(default_factory=dict)
     """Dense operations per second of one accelerator, a multiply-add counted as two."""
     power_watts: Count | None = None
     """Highest rated power of one accelerator."""

@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from serving.catalog.evidence import Workload
 from serving.catalog.model import Checkpoint, Model, Profile, Target
 from serving.catalog.parallel import Parallel, parallel_of
-from serving.catalog.records import Format, KvFormat
+from serving.catalog.records import BITS, KvFormat
 from serving.catalog.shape import GroupedAttention, Shape
 from serving.catalog.vocabulary import size_bytes
 
-BITS: dict[Format, float] = {
-    "bf16": 16, "fp8": 8, "int8": 8, "int4": 4.25, "mxfp4": 4.25, "mxfp4-w4a16": 4.25, "nvfp4": 4.5,
-}  # fmt: skip
-"""Of a parameter, scales included: MXFP4 has one of 8 bits for 32 values, NVFP4 one of 8 bits for 16."""
 ACCELERATOR_SHARE = 0.92
 """vLLM's own `gpu-memory-utilization` where the arguments say nothing."""
 BATCHED_TOKENS = 8192
