@@ -113,7 +113,7 @@ def _model(file: Path, config: ConfigFields) -> Model:
 
 
 def _name(file: Path) -> str:
-    kept = "".join(letter if letter.isascii() and letter.isalnum() or letter in ".-" else "-" for letter in _folder(file))
+    kept = "".join(letter if (letter.isascii() and letter.isalnum()) or letter in ".-" else "-" for letter in _folder(file))
     return kept.strip(".-")[:63].rstrip(".-") or "model"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from serving.catalog.load import nearest
@@ -21,7 +20,7 @@ def find_model(catalog: Catalog, name: str) -> Model:
     if _is_a_path(name):
         from serving.catalog.config_json import model_from_config
 
-        return model_from_config(Path(os.path.expanduser(name)))
+        return model_from_config(_path(name))
     shown = repr(name) if len(name) < LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]!r}…"
     known = [*catalog.profiles, *catalog.models]
     raise ConfigurationError(
@@ -32,5 +31,17 @@ def find_model(catalog: Catalog, name: str) -> Model:
 
 def _is_a_path(name: str) -> bool:
     """Whether it ends in config.json or is a folder that is there. No name is the current folder by being empty."""
-    expanded = os.path.expanduser(name)
-    return bool(name) and (os.path.basename(expanded) == "config.json" or os.path.isdir(expanded))
+    if not name or "\0" in name:
+        return False
+    path = _path(name)
+    try:
+        return path.name == "config.json" or path.is_dir()
+    except OSError:  # too long for a path
+        return False
+
+
+def _path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # of a user who is not there
+        return Path(name)
