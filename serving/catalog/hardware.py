@@ -132,6 +132,12 @@ class Target(Record):
             raise ValueError(f"formats: says nothing of {', '.join(silent)}; write {{support: refused}} where it cannot run")
         return self
 
+    @model_validator(mode="after")
+    def _accelerators_have_memory(self) -> Target:
+        if self.nodes.resource is not None and self.memory_bytes is None:
+            raise ValueError(f"memory_bytes: is missing; {self.nodes.resource} counts accelerators with a memory of their own")
+        return self
+
     @property
     def dollars_per_node_hour(self) -> float | None:
         return round(self.price.dollars_per_accelerator_hour * self.accelerators_per_node, 4) if self.price else None

@@ -53,6 +53,7 @@ def change(path: Path, *field: str, to: Any) -> None:
         ("models/qwen3-0.6b.yaml", "shape.attention.kv_heads", 3, "kv_heads: must divide the 16 heads, not 3"),
         (TARGET, "peak_flops.fp4", 1e-300, "peak_flops.fp4: input should be greater than or equal to 1000000"),
         (TARGET, "peak_flops.fp4", 1e308, "peak_flops.fp4: input should be less than or equal to"),
+        (TARGET, "memory_bytes", None, "memory_bytes: is missing; amd.com/gpu counts accelerators with a memory of their own"),
         (TARGET, "price.date", "2026-13", "price.date: "),
         (PROFILE, "arguments.gpu-memory-utilization", 1.5, "gpu-memory-utilization: must be above 0 and at most 1, not 1.5"),
         (PROFILE, "arguments.gpu-memory-utilization", float("nan"), "gpu-memory-utilization: must be above 0 and at most 1"),
