@@ -55,14 +55,14 @@ def plan(
         str | None, typer.Option(help="Compare the model on these targets: all, or names with commas between them.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option(min=0.0001, help="Dollars of one accelerator and hour, in place of the catalog's.")
+        float | None, typer.Option(min=0.0001, max=1e6, help="Dollars of one accelerator and hour, in place of the catalog's.")
     ] = None,
     throughput: Annotated[
-        float | None, typer.Option(min=0.0001, help="Output tokens per second of one engine, as you measured it.")
+        float | None, typer.Option(min=0.0001, max=1e9, help="Output tokens per second of one engine, as you measured it.")
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at once on one engine.")] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a request.")] = 20_000,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of a request.")] = 1_000,
+    concurrency: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Requests at once on one engine.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Of a request.")] = 20_000,
+    output_tokens: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Of a request.")] = 1_000,
     cached: Annotated[float, typer.Option(min=0, max=0.999, help="Share of the prompt that is found in the cache.")] = 0.6,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="With --targets: write a page with a plot to this file.")] = None,
@@ -79,7 +79,7 @@ def plan(
     wishes = Wishes(workload, concurrency, price, throughput)
     profile = read.profiles.get(name)
     if profile is None or targets is not None:
-        _compare(read, name, targets or "all", wishes, as_json, html)
+        _compare(read, name, "all" if targets is None else targets, wishes, as_json, html)
         return
     if html is not None:
         raise ConfigurationError("--html: is a comparison and needs --targets")
@@ -108,7 +108,7 @@ def _compare(read: Catalog, name: str, targets: str, wishes: Wishes, as_json: bo
     if html is not None:
         from serving.catalog.page import page
 
-        html.write_text(page(model, wishes, rows), encoding="utf-8")
+        _write("--html", html, page(model, wishes, rows))
         print(f"wrote {html}", file=sys.stderr)
     if as_json:
         from serving.catalog.plan_json import rows_json
@@ -118,6 +118,16 @@ def _compare(read: Catalog, name: str, targets: str, wishes: Wishes, as_json: bo
         from serving.catalog.table_text import table_lines
 
         print("\n".join(table_lines(model, wishes, rows)))
+    if not any(row.plan.runs for row in rows):
+        sys.exit(1)
+
+
+def _write(option: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        hint = "give a file in a folder that is there"
+        raise ConfigurationError(f"{option}: {path} cannot be written: {error.strerror}; {hint}") from None
 
 
 def snapshot(
@@ -130,6 +140,10 @@ def snapshot(
 
     from serving.settings import catalog_dir
 
+    shelf = (catalog or catalog_dir()) / "engines"
+    if not (to_output or families or shelf.is_dir()):
+        raise ConfigurationError(f"--catalog: {shelf} is not a folder; give one that is, or --print")
+
     with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to standard output
         if families:
             from serving.engines import snapshot_families as kind
@@ -139,13 +153,13 @@ def snapshot(
         else:
             from serving.engines import snapshot as names
 
-            data, folder, suffix = names.snapshot(), (catalog or catalog_dir()) / "engines", ""
+            data, folder, suffix = names.snapshot(), shelf, ""
             text = names.render(data)
     if to_output:
         print(text, end="")
         return
     path = folder / f"vllm-{data['version']}{suffix}.json"
-    path.write_text(text, encoding="utf-8")
+    _write("--catalog", path, text)
     print(f"wrote {path}")
 
 

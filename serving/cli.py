@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -152,7 +153,7 @@ def _show(shelf: Mapping[str, Record], titles: tuple[str, ...], rows: Sequence[t
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table, crop=False)
+    Console(width=None if sys.stdout and sys.stdout.isatty() else PIPE_COLUMNS).print(table, crop=False)
 
 
 def _json(data: Any) -> str:
@@ -269,6 +270,9 @@ def version() -> None:
 
 def main() -> None:
     """Entry point: an error that names what is wrong ends in one message and status 2, never in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? for ×
     try:
         app()
     except ConfigurationError as error:

@@ -33,6 +33,8 @@ class Versus:
     claim: Claim | None
     per_dollar_as_claimed: float | None
     note: str | None
+    price_given: bool = False
+    """Whether the profile's own price is the user's; the baseline's is the catalog's."""
 
 
 def comparisons_of(catalog: Catalog, profile: Profile, wishes: Wishes | None = None) -> list[Versus]:
@@ -63,6 +65,7 @@ def _versus(catalog: Catalog, profile: Profile, baseline: Profile, entry: Compar
         claim=claim,
         per_dollar_as_claimed=ratio * claim.price_ratio if ratio and claim else None,
         note=entry.note,
+        price_given=wishes is not None and wishes.dollars_per_accelerator_hour is not None,
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from serving.catalog.hardware import Feature
 from serving.catalog.memory import device_memory_of, kv_format_of, load_of, loaded_bytes
-from serving.catalog.model import Catalog, Profile, Target
-from serving.catalog.parallel import accelerators
+from serving.catalog.model import Catalog, Model, Profile, Target
+from serving.catalog.parallel import accelerators, parallel_of
 from serving.catalog.shape import Shape
 from serving.catalog.vocabulary import size_bytes
 from serving.core.errors import ConfigurationError
@@ -61,6 +61,15 @@ def context_tokens(catalog: Catalog, profile: Profile) -> int:
 
 def shape_problems(catalog: Catalog, profile: Profile) -> list[str]:
     """What keeps a profile from running on any machine of its target. A target that cannot run the model says only that."""
+    problems = problems_but_memory(catalog, profile)
+    model, target = catalog.models[profile.model], catalog.targets[profile.target]
+    if feature_problem(model.shape, target) or format_problem(catalog, profile):
+        return problems
+    return problems + [problem for problem in (_memory_problem(catalog, profile),) if problem]
+
+
+def problems_but_memory(catalog: Catalog, profile: Profile) -> list[str]:
+    """The same without the question of whether one request has room."""
     model, target = catalog.models[profile.model], catalog.targets[profile.target]
     hopeless = feature_problem(model.shape, target) or format_problem(catalog, profile)
     if hopeless:
@@ -75,7 +84,27 @@ def shape_problems(catalog: Catalog, profile: Profile) -> list[str]:
         problems.append(
             f"arguments.max-model-len: {context} is more than the {model.max_context_tokens} tokens of {model.name}; lower it"
         )
-    return problems + [problem for problem in (_memory_problem(catalog, profile),) if problem]
+    return problems + _division_problems(model, profile)
+
+
+def _division_problems(model: Model, profile: Profile) -> list[str]:
+    """Ranks that cannot share heads or layers."""
+    try:
+        parallel = parallel_of(profile)
+    except ConfigurationError:
+        return []  # said by whoever counts the accelerators
+    problems = []
+    heads = model.shape.attention.heads
+    if heads % parallel.tensor:
+        problems.append(
+            f"arguments.tensor-parallel-size: the {heads} heads of {model.name} cannot be shared by {parallel.tensor}; "
+            "give a divisor"
+        )
+    if parallel.pipeline > model.shape.layers:
+        problems.append(
+            f"arguments.pipeline-parallel-size: {parallel.pipeline} is more than the {model.shape.layers} layers of {model.name}"
+        )
+    return problems
 
 
 def feature_problem(shape: Shape, target: Target) -> str | None:

@@ -23,6 +23,7 @@ from serving.catalog.records import (
 Support = Literal["native", "weight-only", "emulated", "refused"]
 """native: kernels that compute in the format. weight-only: real kernels that widen the weights first. emulated: vLLM starts
 and is merely slow. refused: it does not start, or has no kernel worth the name."""
+Flops = Annotated[float, Field(ge=1e6, le=1e20, allow_inf_nan=False)]
 Feature = Literal["sparse-attention", "latent-attention"]
 """What a model's shape asks of an engine beyond matrix products and ordinary attention."""
 
@@ -104,7 +105,7 @@ class Target(Record):
     """Usable, of one accelerator; `None` where it is the machine's own memory."""
     memory_bandwidth_bytes_per_second: Count | None = None
     """Of one accelerator."""
-    peak_flops: dict[Precision, Positive] = Field(default_factory=dict)
+    peak_flops: dict[Precision, Flops] = Field(default_factory=dict)
     """Dense operations per second of one accelerator, a multiply-add counted as two."""
     power_watts: Count | None = None
     """Highest rated power of one accelerator."""
@@ -129,6 +130,12 @@ class Target(Record):
         silent = [name for name in get_args(Format) if name not in self.formats]
         if silent:
             raise ValueError(f"formats: says nothing of {', '.join(silent)}; write {{support: refused}} where it cannot run")
+        return self
+
+    @model_validator(mode="after")
+    def _accelerators_have_memory(self) -> Target:
+        if self.nodes.resource is not None and self.memory_bytes is None:
+            raise ValueError(f"memory_bytes: is missing; {self.nodes.resource} counts accelerators with a memory of their own")
         return self
 
     @property

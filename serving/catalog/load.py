@@ -78,7 +78,7 @@ def _read_shelf(folder: Path, kind: type[N]) -> dict[str, N]:
     shelf: dict[str, N] = {}
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".yml":
+        if path.suffix.lower() in (".yml", ".yaml") and path.suffix != ".yaml":
             raise ConfigurationError(f"{path}: must end in .yaml, or it would be overlooked")
         if path.suffix != ".yaml":
             continue

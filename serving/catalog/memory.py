@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from serving.catalog.evidence import Workload
 from serving.catalog.model import Checkpoint, Model, Profile, Target
 from serving.catalog.parallel import Parallel, parallel_of
-from serving.catalog.records import Format, KvFormat
+from serving.catalog.records import BITS, KvFormat
 from serving.catalog.shape import GroupedAttention, Shape
 from serving.catalog.vocabulary import size_bytes
+from serving.core.errors import ConfigurationError
 
-BITS: dict[Format, float] = {
-    "bf16": 16, "fp8": 8, "int8": 8, "int4": 4.25, "mxfp4": 4.25, "mxfp4-w4a16": 4.25, "nvfp4": 4.5,
-}  # fmt: skip
-"""Of a parameter, scales included: MXFP4 has one of 8 bits for 32 values, NVFP4 one of 8 bits for 16."""
 ACCELERATOR_SHARE = 0.92
 """vLLM's own `gpu-memory-utilization` where the arguments say nothing."""
 BATCHED_TOKENS = 8192
@@ -85,22 +82,34 @@ class DeviceMemory:
 
 
 def load_of(model: Model, profile: Profile, target: Target) -> Load:
-    """What a profile's engine holds."""
+    """What a profile's engine holds. Raises: ConfigurationError: an argument that it depends on is no number."""
     arguments = profile.arguments
     share = arguments.get("gpu-memory-utilization", ACCELERATOR_SHARE)
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise ConfigurationError(f"profile {profile.name}: arguments.gpu-memory-utilization: must be a number, not {share!r}")
     return Load(
         model=model,
         checkpoint=model.checkpoints[profile.checkpoint],
         kv_format=kv_format_of(profile),
         drafts=profile.speculation is not None and model.shape.draft_layers > 0,
-        max_model_len=size_bytes(arguments.get("max-model-len")) or model.max_context_tokens,
-        batched_tokens=size_bytes(arguments.get("max-num-batched-tokens")) or BATCHED_TOKENS,
-        sequences=size_bytes(arguments.get("max-num-seqs")) or SEQUENCES,
-        share=share if isinstance(share, int | float) else ACCELERATOR_SHARE,
-        block_tokens=size_bytes(arguments.get("block-size")) or target.kv_block_tokens,
-        kv_bytes=size_bytes(arguments.get("kv-cache-memory-bytes")),
+        max_model_len=_size(profile, "max-model-len") or model.max_context_tokens,
+        batched_tokens=_size(profile, "max-num-batched-tokens") or BATCHED_TOKENS,
+        sequences=_size(profile, "max-num-seqs") or SEQUENCES,
+        share=share,
+        block_tokens=_size(profile, "block-size") or target.kv_block_tokens,
+        kv_bytes=_size(profile, "kv-cache-memory-bytes"),
         overhead_bytes=profile.memory.accelerator_overhead_bytes if target.memory_bytes else profile.memory.overhead_bytes,
     )
+
+
+def _size(profile: Profile, name: str) -> int | None:
+    value = profile.arguments.get(name)
+    size = size_bytes(value)
+    if value is not None and size is None:
+        raise ConfigurationError(
+            f"profile {profile.name}: arguments.{name}: must be a whole number, or one with a unit, not {value!r}"
+        )
+    return size
 
 
 def device_memory(load: Load, target: Target, parallel: Parallel) -> DeviceMemory:

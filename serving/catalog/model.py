@@ -7,6 +7,7 @@ are per second, memory sizes are whole numbers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -16,7 +17,7 @@ from pydantic import Field, JsonValue, model_validator
 from serving.catalog.engine_names import EngineImage, EngineImages, Flag, FlagName, Removed, VariableName, Vocabulary
 from serving.catalog.evidence import Anchor, Assumed, Comparison, Speculation
 from serving.catalog.hardware import Nodes, Target, Toleration
-from serving.catalog.records import Bytes, Count, EngineBuild, Format, Name, NotNegative, Positive, Record, Status, Text
+from serving.catalog.records import BITS, Bytes, Count, EngineBuild, Format, Name, NotNegative, Positive, Record, Status, Text
 from serving.catalog.shape import Shape
 
 __all__ = [
@@ -33,7 +34,9 @@ HUB_TOKEN = "is a secret; leave it out and set HF_TOKEN in the environment of th
 SECRET_ARGUMENTS = {"api-key": ENGINE_KEY, "hf-token": HUB_TOKEN}
 SECRET_VARIABLES = {"VLLM_API_KEY": ENGINE_KEY, "HF_TOKEN": HUB_TOKEN}
 """What would be a secret in a file, and on a command line that each user of the machine can read."""
-POSITIVE_ARGUMENTS = ("max-num-seqs", "max-num-batched-tokens", "max-model-len")
+POSITIVE_ARGUMENTS = ("max-num-seqs", "max-num-batched-tokens", "max-model-len", "block-size", "kv-cache-memory-bytes")
+LEAST_WEIGHTS_SHARE, MOST_WEIGHTS_SHARE = 0.5, 3
+"""Of what the shape counts: fewer bytes are files that are not all there, more are files of another model."""
 
 
 class DirectorySource(Record):
@@ -91,6 +94,12 @@ class Checkpoint(Record):
     """Where `weights_bytes` comes from, if it is no file size that is checked."""
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
 
+    @model_validator(mode="after")
+    def _something_is_kept(self) -> Checkpoint:
+        if self.unloaded_bytes >= self.weights_bytes:
+            raise ValueError(f"unloaded_bytes: must be less than weights_bytes, {self.weights_bytes}, not {self.unloaded_bytes}")
+        return self
+
 
 class Model(Record):
     """Weights and shape."""
@@ -111,6 +120,23 @@ class Model(Record):
     checkpoints: Annotated[dict[Name, Checkpoint], Field(min_length=1)]
     sources: dict[Text, Text] = Field(default_factory=dict)
     """Where shape, parsers and sizes come from, by the name of the field."""
+
+    @model_validator(mode="after")
+    def _weights_of_this_shape(self) -> Model:
+        for name, checkpoint in self.checkpoints.items():
+            counted = counted_bytes(self.shape, checkpoint.format, checkpoint.rest_format)
+            share = (checkpoint.weights_bytes - checkpoint.unloaded_bytes) / counted
+            if not LEAST_WEIGHTS_SHARE <= share <= MOST_WEIGHTS_SHARE:
+                raise ValueError(
+                    f"checkpoints.{name}.weights_bytes: {checkpoint.weights_bytes} cannot be right; "
+                    f"the shape in {checkpoint.format} counts {counted}"
+                )
+        return self
+
+
+def counted_bytes(shape: Shape, weights: Format, rest: Format | None) -> int:
+    """Bytes of a shape's weights in a format, everything but routed experts in another one where it is given."""
+    return max(1, round((shape.routed_parameters * BITS[weights] + shape.resident_parameters * BITS[rest or weights]) / 8))
 
 
 class Memory(Record):
@@ -225,6 +251,12 @@ class Profile(Record):
             value = self.arguments.get(flag)
             if isinstance(value, int | str) and re.fullmatch(r"-\d+|0+", str(value)):
                 raise ValueError(f"arguments.{flag}: must be 1 or more, not {value!r}")
+        share = self.arguments.get("gpu-memory-utilization")
+        if isinstance(share, int | float) and not 0 < share <= 1:
+            raise ValueError(f"arguments.gpu-memory-utilization: must be above 0 and at most 1, not {share!r}")
+        for flag, value in self.arguments.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"arguments.{flag}: must be a finite number, not {value!r}")
         return self
 
 

@@ -166,7 +166,7 @@ def _notes(rows: list[Row]) -> Iterator[str]:
         plan = row.plan
         known = plan.throughput.label if plan.throughput else plan.bound_problem or "nothing is known"
         limit = f" The bound is set by {limit_of(plan.used.bound)}." if plan.used.bound else ""
-        price = f" Price: {plan.price_source}."
+        price = "".join(f" Note: {note}." for note in plan.notes) + f" Price: {plan.price_source}."
         yield f"<li><b>{escape(row.name)}</b>: {escape(known)}.{escape(limit)}<small>{escape(price)}</small></li>"
     yield "</ul><p class=dim>The bound leaves out traffic between accelerators, launches, sampling and draft layers. It is what"
     yield "no engine can exceed, and not what one reaches.</p>"

@@ -5,16 +5,19 @@ A plan is of one engine; `engines_per_node` says how many a node runs. Nothing i
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from serving.catalog.evidence import PRODUCTION, Anchor, Speculation, Workload
-from serving.catalog.fit import feature_problem, format_problem
+from serving.catalog.fit import feature_problem, problems_but_memory
 from serving.catalog.memory import DeviceMemory, Load, device_memory, load_of
 from serving.catalog.model import Catalog, Model, Profile, Simulation, Target
 from serving.catalog.parallel import Parallel, accelerators, parallel_of
 from serving.catalog.roofline import Bound, Roofline
 from serving.catalog.speed import UNKNOWN_SHARE, fitting_workload, share_of
+from serving.catalog.vocabulary import check
 from serving.core.errors import ConfigurationError
 
 ThroughputKind = Literal["given", "measured", "published", "assumed"]
@@ -89,6 +92,8 @@ class Plan:
     throughput: Throughput | None
     dollars_per_accelerator_hour: float | None
     price_source: str
+    notes: tuple[str, ...] = ()
+    """Where the plan is not of what the user wished, and of what instead."""
 
     @property
     def runs(self) -> bool:
@@ -124,14 +129,17 @@ def plan_profile(catalog: Catalog, profile: Profile, wishes: Wishes | None = Non
     """The plan of a profile as it stands.
 
     Raises:
-        ConfigurationError: its parallelism is more than its nodes have.
+        ConfigurationError: its parallelism is more than its nodes have, or an argument is none of its vLLM.
     """
     wishes = wishes or Wishes()
     model, target = catalog.models[profile.model], catalog.targets[profile.target]
+    wrong = check(catalog, profile)
+    if wrong:
+        raise ConfigurationError("\n".join(f"profile {profile.name}: {problem}" for problem in wrong))
     accelerators(profile, target)
     load = load_of(model, profile, target)
-    problem = feature_problem(model.shape, target) or format_problem(catalog, profile)
-    return _plan(catalog, profile, target, load, parallel_of(profile), profile.nodes_per_engine, problem, wishes)
+    problems = tuple(problems_but_memory(catalog, profile))
+    return _plan(catalog, profile, target, load, parallel_of(profile), profile.nodes_per_engine, problems, wishes)
 
 
 def plan_model(catalog: Catalog, model: Model, target: Target, wishes: Wishes | None = None) -> Plan:
@@ -149,13 +157,14 @@ def plan_model(catalog: Catalog, model: Model, target: Target, wishes: Wishes | 
         entry = target.formats[checkpoint.format]
         why = f" ({entry.why})" if entry.why else ""
         problem = f"checkpoint: {checkpoint.format} is {entry.support} on {target.name}{why}; it needs {' or '.join(real)}"
+    problems = (problem,) if problem else ()
     first = next((spread for spread in _spreads(load, target, None, wishes) if spread.fits), None)
     parallel = first.parallel if first else Parallel(tensor=target.accelerators_per_node)
-    plan = _plan(catalog, None, target, load, parallel, first.nodes_per_engine if first else 1, problem, wishes)
+    plan = _plan(catalog, None, target, load, parallel, first.nodes_per_engine if first else 1, problems, wishes)
     best = plan.best
     if best is None or best.parallel == parallel:
         return plan
-    return _plan(catalog, None, target, load, best.parallel, best.nodes_per_engine, problem, wishes)
+    return _plan(catalog, None, target, load, best.parallel, best.nodes_per_engine, problems, wishes)
 
 
 def _planned_load(model: Model, target: Target, wishes: Wishes) -> Load:
@@ -189,7 +198,7 @@ def _plan(
     load: Load,
     parallel: Parallel,
     nodes: int,
-    problem: str | None,
+    problems: tuple[str, ...],
     wishes: Wishes,
 ) -> Plan:
     speculation = profile.speculation if profile else None
@@ -212,12 +221,12 @@ def _plan(
         load=load,
         workload=used_workload(load, wishes),
         used=used,
-        best=best if problem is None else None,
+        best=None if problems else best,
         bound_problem=bound_problem,
-        problems=(problem,) if problem else (),
-        remedies=() if used.fits or problem else _remedies(load, target, ways),
+        problems=problems,
+        remedies=() if used.fits or problems else _remedies(load, target, ways),
         throughput=_throughput(catalog, profile, used, used_workload(load, wishes), wishes)
-        if problem is None and used.fits
+        if used.fits and not problems
         else None,
         dollars_per_accelerator_hour=wishes.dollars_per_accelerator_hour
         or (price.dollars_per_accelerator_hour if price else None),
@@ -226,12 +235,27 @@ def _plan(
         else f"{price.date}, {price.source}"
         if price
         else "not known",
+        notes=() if problems or not used.fits else tuple(_notes(load, used, wishes)),
     )
+
+
+def _notes(load: Load, used: Spread, wishes: Wishes) -> Iterator[str]:
+    wanted, taken = wishes.workload, used_workload(load, wishes)
+    if taken != wanted:
+        yield (
+            f"requests of {wanted.prompt_tokens:,} and {wanted.output_tokens:,} tokens are longer than "
+            f"the {load.max_model_len:,} that the engine takes; planned with {taken.prompt_tokens:,} and {taken.output_tokens:,}"
+        )
+    if wishes.concurrency is not None and wishes.concurrency > used.batch:
+        yield (
+            f"of {wishes.concurrency:,} requests at once {used.batch:,} run and the others wait: {used.requests:,} fit, "
+            f"and the engine takes {load.sequences:,}"
+        )
 
 
 def used_workload(load: Load, wishes: Wishes) -> Workload:
     """What the user wishes, or less where the engine takes no requests of that length."""
-    return wishes.workload if wishes.workload.request_tokens <= load.max_model_len else fitting_workload(load.max_model_len)
+    return fitting_workload(load.max_model_len, wishes.workload)
 
 
 def _roofline(load: Load, target: Target, parallel: Parallel, speculation: Speculation | None) -> Roofline:
@@ -246,7 +270,7 @@ def _spread(
     workload = used_workload(load, wishes)
     device = device_memory(load, target, parallel)
     requests = device.requests(load, parallel, workload)
-    batch = wishes.concurrency or max(1, min(load.sequences, requests))
+    batch = max(1, min(wishes.concurrency or load.sequences, load.sequences, requests))
     try:
         bound = _roofline(load, target, parallel, speculation).bound(batch, workload)
     except ConfigurationError:
@@ -287,8 +311,17 @@ def _remedies(load: Load, target: Target, ways: list[Spread]) -> tuple[str, ...]
 def _throughput(catalog: Catalog, profile: Profile | None, used: Spread, workload: Workload, wishes: Wishes) -> Throughput | None:
     """The user's own figure, else a published one of this workload, else from measured rates, else a share of the bound."""
     if wishes.output_tokens_per_second is not None:
+        most = used.bound.output_tokens_per_second if used.bound else math.inf
+        if wishes.output_tokens_per_second > most:
+            told = f"{workload.prompt_tokens:,}/{workload.output_tokens:,}/{workload.cached_share:.0%}"
+            raise ConfigurationError(
+                f"--throughput: the hardware allows at most {most:,.0f} output tokens/s of one engine with {used.batch} requests "
+                f"of {told}, "
+                f"not {wishes.output_tokens_per_second:,g}; give --concurrency, --prompt-tokens, --output-tokens and --cached "
+                "as they were measured"
+            )
         return Throughput(wishes.output_tokens_per_second, "given", "given by you")
-    anchor = published_anchor(profile, wishes.workload)
+    anchor = published_anchor(profile, wishes.workload, wishes.concurrency)
     if profile and anchor:
         reproduced = "reproduced here" if anchor.reproduced else "not reproduced"
         label = f"published by {anchor.publisher}, on {anchor.date}, with {anchor.engine}; {reproduced}"
@@ -322,6 +355,9 @@ def _from_rates(simulation: Simulation, batch: int, workload: Workload) -> Throu
     )
 
 
-def published_anchor(profile: Profile | None, workload: Workload) -> Anchor | None:
-    """The first figure that was published for this very workload."""
-    return next((anchor for anchor in profile.anchors if anchor.workload == workload), None) if profile else None
+def published_anchor(profile: Profile | None, workload: Workload, concurrency: int | None = None) -> Anchor | None:
+    """The first figure that was published for this very workload, and for this concurrency where one is wanted."""
+    for anchor in profile.anchors if profile else ():
+        if anchor.workload == workload and concurrency in (None, anchor.concurrency):
+            return anchor
+    return None

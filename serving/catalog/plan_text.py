@@ -18,6 +18,7 @@ def plan_lines(plan: Plan, comparisons: list[Versus]) -> Iterator[str]:
     yield from _head(plan)
     gate = plan.load.model.licence_gate
     yield f"licence: {plan.load.model.licence}{f'; {gate}' if gate else ''}"
+    yield from (f"NOTE  {note}" for note in plan.notes)
     for problem in plan.problems:
         yield f"DOES NOT RUN  {problem}"
     if plan.problems:
@@ -199,7 +200,8 @@ def _versus(versus: Versus) -> Iterator[str]:
         product = f"{versus.throughput_ratio:.3f} × {claim.price_ratio:g} = {versus.per_dollar_as_claimed:.2f}"
         yield _line("", f"{product} times per dollar, only at the claim's price ratio. {claim.meaning}")
     if versus.per_dollar_at_catalog_prices:
+        prices = "your price against the catalog's" if versus.price_given else "the catalog's prices"
         product = f"{versus.throughput_ratio:.3f} × {versus.catalog_price_ratio:.3f} = {versus.per_dollar_at_catalog_prices:.2f}"
-        yield _line("per dollar", f"{product} times at the catalog's prices")
+        yield _line("per dollar", f"{product} times at {prices}")
     if versus.note:
         yield _line("", versus.note)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving.catalog.evidence import Workload
-from serving.catalog.memory import BITS, Load, kv_spread
+from serving.catalog.memory import Load, kv_spread
 from serving.catalog.model import Target
 from serving.catalog.parallel import Parallel
-from serving.catalog.records import Format
+from serving.catalog.records import BITS, Format
 from serving.core.errors import ConfigurationError
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from serving.catalog.records import Count, KvFormat, Record
 
@@ -26,6 +26,12 @@ class GroupedAttention(Record):
     sliding_layers: Annotated[int, Field(ge=0)] = 0
     """Layers that look back `sliding_window` tokens only."""
     sliding_window: Count | None = None
+
+    @model_validator(mode="after")
+    def _heads_in_groups(self) -> GroupedAttention:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: must divide the {self.heads} heads, not {self.kv_heads}")
+        return self
 
 
 class Indexer(Record):
@@ -60,6 +66,12 @@ class Experts(Record):
     intermediate_size: Count
     shared_experts: Annotated[int, Field(ge=0)] = 0
 
+    @model_validator(mode="after")
+    def _no_more_chosen_than_there_are(self) -> Experts:
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token: must be at most the {self.experts} experts, not {self.experts_per_token}")
+        return self
+
 
 class Shape(Record):
     """Sizes as in a model's config.json."""
@@ -74,6 +86,21 @@ class Shape(Record):
     experts: Experts | None = None
     draft_layers: Annotated[int, Field(ge=0)] = 0
     """Layers for multi-token prediction that come with the checkpoint."""
+
+    @model_validator(mode="after")
+    def _parts_within_the_layers(self) -> Shape:
+        parts = {"experts.layers": self.expert_layers}
+        if isinstance(self.attention, GroupedAttention):
+            parts["attention.sliding_layers"] = self.attention.sliding_layers
+        elif self.attention.indexer:
+            parts["attention.indexer.layers"] = self.attention.indexer.layers
+        for field, count in parts.items():
+            if count > self.layers:
+                raise ValueError(f"{field}: must be at most the {self.layers} layers, not {count}")
+        if self.expert_layers < self.layers and self.dense_intermediate_size is None:
+            dense = self.layers - self.expert_layers
+            raise ValueError(f"dense_intermediate_size: is missing; {dense} of {self.layers} layers have no experts")
+        return self
 
     @property
     def sparse(self) -> bool:

@@ -65,16 +65,18 @@ def side_by_side(catalog: Catalog, model: Model, targets: Iterable[Target], wish
 
 def chosen_targets(catalog: Catalog, names: str) -> list[Target]:
     """Those of a list with commas, or `all`. Raises: ConfigurationError: one is not in the catalog."""
-    if names == "all":
+    if not catalog.targets:
+        raise ConfigurationError("--catalog: has no targets to compare; write targets/NAME.yaml")
+    if names.strip() == "all":
         return list(catalog.targets.values())
-    chosen = []
+    chosen: dict[str, Target] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
         if name not in catalog.targets:
             known = ", ".join(sorted(catalog.targets))
             raise ConfigurationError(
-                f"--targets: {name!r} is not in the catalog{nearest(name, catalog.targets)}; there are: all, {known}"
+                f"--targets: {name!r} is not in the catalog{nearest(name, catalog.targets)}; there are: {known}; or all, alone"
             )
-        chosen.append(catalog.targets[name])
+        chosen[name] = catalog.targets[name]
     if not chosen:
         raise ConfigurationError("--targets: names none; give all, or names with commas between them")
-    return chosen
+    return list(chosen.values())

@@ -77,13 +77,13 @@ def share_of(catalog: Catalog, profile: Profile) -> tuple[float, str, PriorStatu
     return reached / bound, reason, "published"
 
 
-def fitting_workload(max_model_len: int) -> Workload:
-    """The production profile, or the same made shorter for an engine that does not take requests of its length."""
-    if max_model_len >= PRODUCTION.request_tokens:
-        return PRODUCTION
-    output_tokens = max(1, max_model_len * PRODUCTION.output_tokens // PRODUCTION.request_tokens)
+def fitting_workload(max_model_len: int, wanted: Workload = PRODUCTION) -> Workload:
+    """What is wanted, or the same made shorter for an engine that does not take requests of its length."""
+    if max_model_len >= wanted.request_tokens:
+        return wanted
+    output_tokens = max(1, min(max_model_len - 1, max_model_len * wanted.output_tokens // wanted.request_tokens))
     prompt_tokens = max(1, max_model_len - output_tokens)
-    return Workload(prompt_tokens=prompt_tokens, output_tokens=output_tokens, cached_share=PRODUCTION.cached_share)
+    return Workload(prompt_tokens=prompt_tokens, output_tokens=output_tokens, cached_share=wanted.cached_share)
 
 
 def full_batch(roofline: Roofline, workload: Workload) -> int:

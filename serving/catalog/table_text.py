@@ -42,6 +42,8 @@ def table_lines(model: Model, wishes: Wishes, rows: list[Row]) -> Iterator[str]:
         yield "bound, expected: output tokens/s of a node. The bound is the hardware's; what is expected was published, or is a"
         yield "share of the bound, and was measured by nobody here unless it says so. Dollars at the catalog's prices or yours."
     for row in rows:
+        yield from (f"{row.name}: {note}" for note in row.plan.notes)
+    for row in rows:
         if not row.plan.runs:
             yield f"{row.name}: does not run: {row.verdict}"
 

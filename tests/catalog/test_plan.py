@@ -295,11 +295,11 @@ def test_the_catalogs_models_are_read_from_configs_alike(tmp_path: Path) -> None
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
         ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "int8"),
-        ({"quant_method": "awq"}, "int4"),
-        ({"quant_method": "quark"}, "mxfp4"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, "mxfp4"),
     ],
 )
-def test_the_format_of_a_config(tmp_path: Path, described: dict[str, str], expected: str) -> None:
+def test_the_format_of_a_config(tmp_path: Path, described: dict[str, Any], expected: str) -> None:
     (checkpoint,) = model_from_config(config(tmp_path / "m", quantization_config=described)).checkpoints.values()
     assert checkpoint.format == expected
 
@@ -311,7 +311,7 @@ def test_the_format_of_a_config(tmp_path: Path, described: dict[str, str], expec
         ({"num_hidden_layers": "32"}, "num_hidden_layers: must be a whole number of 1 or more, not '32'"),
         ({"quantization_config": {"quant_method": "magic"}}, "quantization_config.quant_method: 'magic' is not known here"),
         ({"kv_lora_rank": 512}, "qk_rope_head_dim: must be a whole number"),
-        ({"intermediate_size": "x"}, "makes no sense as a model: dense_intermediate_size"),
+        ({"intermediate_size": "x"}, "intermediate_size: must be a whole number of 1 or more, not 'x'"),
     ],
 )
 def test_a_config_that_says_too_little(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

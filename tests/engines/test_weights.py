@@ -52,9 +52,9 @@ def model(wheel: bytes) -> Model:
     )  # fmt: skip
     return Model(
         name="m", description="d", licence="l", architecture="A", parameters=1, max_context_tokens=1,
-        shape=Shape(hidden_size=1, layers=1, vocabulary_size=1, attention=GroupedAttention(kind="grouped", heads=1, kv_heads=1,
-        head_size=1)),
-        checkpoints={"bf16": Checkpoint(format="bf16", weights_bytes=1, sources=sources)},
+        shape=Shape(hidden_size=1, layers=1, vocabulary_size=1, dense_intermediate_size=1,
+        attention=GroupedAttention(kind="grouped", heads=1, kv_heads=1, head_size=1)),
+        checkpoints={"bf16": Checkpoint(format="bf16", weights_bytes=18, sources=sources)},
     )  # fmt: skip
 
 
