@@ -144,7 +144,7 @@ def test_in_image_needs_dry_run() -> None:
         ),
         ("engines/images.yaml", "tag:", "tags:", "images.0.tags: is not a field; did you mean tag?"),
         ("targets/cpu-epyc.yaml", "  resource: null\n", "", "nodes.resource: is missing"),
-        ("profiles/smollm2-135m-cpu.yaml", "max-num-seqs: 32", "tensor-parallel-size: 2", "a node of cpu-epyc has 1"),
+        ("profiles/smollm2-135m-cpu.yaml", "max-num-seqs: 32", "tensor-parallel-size: 3", "a node of cpu-epyc has 1"),
         ("profiles/smollm2-135m-cpu.yaml", "max-num-seqs: 32", "swap-space: 4", "is not a flag of vLLM 0.32.0"),
     ],
 )
