@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from serving.fleet.membership import take
+from serving.fleet.membership import found_at, take
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.settings import DiscoverySettings, PoolSettings
@@ -102,23 +102,10 @@ class Discovery:
             await asyncio.sleep(self._settings.period_seconds)
 
     def _take(self, pool: PoolSettings, addresses: Sequence[str]) -> None:
-        endpoints = [_endpoint(pool, address) for address in addresses] or self._still_answering(pool)
+        endpoints = [found_at(pool, address, pool.port) for address in addresses] or self._still_answering(pool)
         take(self._fleet, self._probe, pool.name, endpoints, self._changed)
 
     def _still_answering(self, pool: PoolSettings) -> list[Endpoint]:
         """A name server that has just begun knows no names; while an engine answers, that there is none is not believed."""
         statuses = self._fleet.snapshot.statuses.values()
         return [s.endpoint for s in statuses if s.endpoint.pool == pool.name and s.state is EndpointState.READY]
-
-
-def _endpoint(pool: PoolSettings, address: str) -> Endpoint:
-    host = f"[{address}]" if ":" in address else address
-    return Endpoint(
-        name=f"{pool.name}-{address.replace(':', '-')}",
-        url=f"http://{host}:{pool.port}",
-        model=pool.model,
-        pool=pool.name,
-        target=pool.target,
-        tasks=pool.tasks,
-        slots=pool.slots,
-    )

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from serving.fleet.membership import found_at
 from serving.fleet.store import Endpoint, Withheld
 from serving.settings import PoolSettings
 
 Document = dict[str, Any]
-UID_DIGITS = 8
-"""Of a pod's uid, in the name of its endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +89,12 @@ def members(pool: PoolSettings, sightings: Iterable[Sighting]) -> tuple[list[End
     for found in pods.values():
         first = min(found, key=lambda each: (":" in each.address, each.address))
         reason = max(each.reason for each in found)
-        endpoint = _endpoint(pool, first)
+        endpoint = found_at(pool, first.address, first.port, pod=first.pod, uid=first.uid)
         if reason:
             withheld.append(Withheld(endpoint.name, pool.name, pool.model, endpoint.pod, reason))
         else:
             endpoints.append(endpoint)
     return sorted(endpoints, key=lambda each: each.name), sorted(withheld, key=lambda each: each.name)
-
-
-def _endpoint(pool: PoolSettings, sighting: Sighting) -> Endpoint:
-    address, uid = sighting.address, sighting.uid
-    host = f"[{address}]" if ":" in address else address
-    words = [pool.name, address.replace(":", "-"), *([uid[:UID_DIGITS]] if uid else [])]
-    return Endpoint(
-        name="-".join(words),
-        url=f"http://{host}:{sighting.port}",
-        model=pool.model,
-        pool=pool.name,
-        target=pool.target,
-        tasks=pool.tasks,
-        pod=sighting.pod,
-        uid=uid,
-        slots=pool.slots,
-    )
 
 
 def _addresses(found: Any) -> list[str]:
