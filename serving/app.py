@@ -41,7 +41,7 @@ from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
 from serving.fleet.probe import Probe, ProbeFailed
 from serving.fleet.report import FleetReport, fleet_report
-from serving.fleet.store import Endpoint, EndpointState, Fleet
+from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
 from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
@@ -254,15 +254,16 @@ class Gateway:
                 yield (e.model, e.pool, e.target, e.name), value
 
     def _ready_by_pool(self) -> Iterable[tuple[tuple[str, str], float]]:
-        counts = {(e.model, e.pool): 0 for e in self.settings.endpoints} | {(p.model, p.name): 0 for p in self.settings.pools}
-        for status in self.fleet.snapshot.statuses.values():
-            counts[status.endpoint.model, status.endpoint.pool] += status.state is EndpointState.READY
-        return counts.items()
+        return self._by_pool(lambda status: status.state is EndpointState.READY)
 
     def _running_by_pool(self) -> Iterable[tuple[tuple[str, str], float]]:
+        return self._by_pool(lambda status: self.chooser.in_flight(status.endpoint.name))
+
+    def _by_pool(self, count: Callable[[EndpointStatus], int]) -> Iterable[tuple[tuple[str, str], float]]:
+        """What is counted at endpoints, summed for each model and pool; 0 where there is no endpoint."""
         counts = {(e.model, e.pool): 0 for e in self.settings.endpoints} | {(p.model, p.name): 0 for p in self.settings.pools}
         for status in self.fleet.snapshot.statuses.values():
-            counts[status.endpoint.model, status.endpoint.pool] += self.chooser.in_flight(status.endpoint.name)
+            counts[status.endpoint.model, status.endpoint.pool] += count(status)
         return counts.items()
 
     def _forget_departed(self) -> None:

@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from serving.setting_types import Seconds, Section
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its token, the API server's authority and its own namespace."""
 
-_Seconds = Annotated[float, Field(gt=0, le=86_400)]
 _DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 _PortName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$")]
 
@@ -37,11 +38,7 @@ def _api_url(url: str) -> str:
     return url.rstrip("/")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class KubernetesPoolSettings(_Section):
+class KubernetesPoolSettings(Section):
     """Which of a cluster's pods are the engines of a pool: those behind a Service, or those with certain labels."""
 
     service: _DnsLabel | None = None
@@ -62,7 +59,7 @@ class KubernetesPoolSettings(_Section):
         return self
 
 
-class KubernetesSettings(_Section):
+class KubernetesSettings(Section):
     """The API server that pools with `kubernetes` are read from."""
 
     api_url: Annotated[str, AfterValidator(_api_url)] | None = None
@@ -73,18 +70,18 @@ class KubernetesSettings(_Section):
     """PEM file of the authorities that the server is verified with. None beside `api_url`: those of the machine."""
     list_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0
     """Between two full lists, which are the truth; a watch tells of changes in between, at once."""
-    timeout_seconds: _Seconds = 5.0
+    timeout_seconds: Seconds = 5.0
     """For connecting, and for each answer to a list."""
 
 
-class LoadSettings(_Section):
+class LoadSettings(Section):
     """The reading of the engines' own metrics: how many requests they run and hold, and how full their caches are."""
 
     enabled: bool = True
-    period_seconds: _Seconds = 2.0
+    period_seconds: Seconds = 2.0
     """Between two reads of one engine."""
-    timeout_seconds: _Seconds = 2.0
-    stale_seconds: _Seconds = 10.0
+    timeout_seconds: Seconds = 2.0
+    stale_seconds: Seconds = 10.0
     """What is older says nothing any more: the engine's load is then unknown, not zero."""
 
     @model_validator(mode="after")

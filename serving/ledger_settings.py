@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from serving.model_settings import ModelName, ModelSettings
+from serving.setting_types import Name, Section
 
 DollarsPerMillion = Annotated[float, Field(ge=0, le=10_000)]
 """US dollars for a million tokens. 0 is a price, too; what has none is left out."""
-PoolName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+PoolName = Name
 
 
 def _database_url(secret: SecretStr) -> SecretStr:
@@ -39,7 +36,7 @@ def _database_url(secret: SecretStr) -> SecretStr:
     return SecretStr(url)
 
 
-class DatabaseSettings(_Section):
+class DatabaseSettings(Section):
     """Where keys and the ledger are kept. It is never asked while a request waits."""
 
     url: Annotated[SecretStr, AfterValidator(_database_url)] | None = None
@@ -63,7 +60,7 @@ class DatabaseSettings(_Section):
         return Path("/" + self.url.get_secret_value().partition(":")[2].lstrip("/"))
 
 
-class LedgerSettings(_Section):
+class LedgerSettings(Section):
     """One record for each request of a known tenant, where there is a database."""
 
     enabled: bool = True
@@ -81,7 +78,7 @@ class LedgerSettings(_Section):
     """Older records are deleted, a few at a time. None: never."""
 
 
-class TokenPrices(_Section):
+class TokenPrices(Section):
     """Dollars for a million tokens by kind; a kind without a price makes the dollars of that kind unknown."""
 
     prompt: DollarsPerMillion | None = None
@@ -91,12 +88,12 @@ class TokenPrices(_Section):
     output: DollarsPerMillion | None = None
 
 
-class PricesSettings(_Section):
+class PricesSettings(Section):
     """What tokens cost in the ledger. Where neither the pool nor the model has prices, the dollars are unknown, never 0."""
 
-    models: dict[ModelName, TokenPrices] = {}
+    models: dict[ModelName, TokenPrices] = Field(default_factory=dict)
     """By the name that engines serve, so that an alias costs what its model costs."""
-    pools: dict[PoolName, TokenPrices] = {}
+    pools: dict[PoolName, TokenPrices] = Field(default_factory=dict)
     """These take the place of the model's, whole, for what the pool answered."""
 
 
@@ -118,7 +115,7 @@ def check_prices(
             raise ValueError(f"prices.pools.{name}: is the pool of no endpoint and none of `pools`")
 
 
-class KeySourceSettings(_Section):
+class KeySourceSettings(Section):
     """Base of `auth`: keys that are not in the settings."""
 
     key_secret: SecretStr | None = None

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from serving.setting_types import Section
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def _store_url(url: SecretStr) -> SecretStr:
@@ -20,7 +18,7 @@ def _store_url(url: SecretStr) -> SecretStr:
     return SecretStr(text)
 
 
-class LimitStoreSettings(_Section):
+class LimitStoreSettings(Section):
     """A Redis in which several gateways count the limits of tenants together. Without it each gateway counts for itself."""
 
     url: Annotated[SecretStr, AfterValidator(_store_url)] | None = None
@@ -46,7 +44,7 @@ class LimitStoreSettings(_Section):
         return self
 
 
-class QueueSettings(_Section):
+class QueueSettings(Section):
     """Where requests wait for a slot; only for models whose endpoints all have `slots`. One for each model."""
 
     requests: Annotated[int, Field(ge=0, le=2**20)] = 512

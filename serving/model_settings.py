@@ -8,9 +8,9 @@ from datetime import date
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from serving.routing_settings import ObjectiveName
+from serving.setting_types import RequestClass, Section
 
 MOST_FALLBACKS = 8
 DOLLARS_PER_TOKEN_CEILING = Decimal("0.01")
@@ -24,10 +24,6 @@ Quantization = Literal["int4", "int8", "fp4", "mxfp4", "nvfp4", "fp6", "fp8", "m
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 """What clients write as `model`."""
 Tokens = Annotated[int, Field(ge=1, le=2**53)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def _decimal_text(price: object) -> object:
@@ -55,7 +51,7 @@ Dollars = Annotated[str, AfterValidator(_price), BeforeValidator(_decimal_text)]
 DollarsPerToken = Annotated[Dollars, AfterValidator(_token_price)]
 
 
-class PriceSettings(_Section):
+class PriceSettings(Section):
     """What is billed; what is not billed is left out."""
 
     prompt: DollarsPerToken | None = None
@@ -73,7 +69,7 @@ class PriceSettings(_Section):
         return self
 
 
-class CapacitySettings(_Section):
+class CapacitySettings(Section):
     """Declared throughput; what is left out is not declared."""
 
     prompt_tokens_per_minute: Tokens | None = None
@@ -85,7 +81,7 @@ class CapacitySettings(_Section):
 Unit = Literal["second", "pixel", "byte", "token", "character"]
 
 
-class RangeParameter(_Section):
+class RangeParameter(Section):
     """Any number from `min` to `max`."""
 
     type: Literal["range"]
@@ -95,7 +91,7 @@ class RangeParameter(_Section):
     unit: Unit | None = None
 
 
-class IntegerParameter(_Section):
+class IntegerParameter(Section):
     type: Literal["integer"]
     min: int | None = None
     max: int | None = None
@@ -103,31 +99,31 @@ class IntegerParameter(_Section):
     unit: Unit | None = None
 
 
-class BooleanParameter(_Section):
+class BooleanParameter(Section):
     """Supported, without more to say."""
 
     type: Literal["boolean"]
     default: bool | None = None
 
 
-class EnumParameter(_Section):
+class EnumParameter(Section):
     type: Literal["enum"]
     values: Annotated[tuple[str | int | float, ...], Field(min_length=1)]
     default: str | int | float | None = None
 
 
-class ArrayParameter(_Section):
+class ArrayParameter(Section):
     type: Literal["array"]
     max_items: Tokens | None = None
     items: Parameter | None = None
 
 
-class ObjectParameter(_Section):
+class ObjectParameter(Section):
     type: Literal["object"]
     properties: dict[str, Parameter]
 
 
-class UnknownParameter(_Section):
+class UnknownParameter(Section):
     """Accepted, and its values are not described."""
 
     type: Literal["unknown"]
@@ -151,7 +147,7 @@ def _deprecation(day: str) -> str:
     return day
 
 
-class ListingSettings(_Section):
+class ListingSettings(Section):
     """What the provider listing says about one model."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -187,21 +183,21 @@ class ListingSettings(_Section):
         return self
 
 
-class DatacenterSettings(_Section):
+class DatacenterSettings(Section):
     country_code: Annotated[str, Field(pattern=r"^[A-Z]{2}$")]
     region: str | None = None
 
 
-class ProviderListingSettings(_Section):
+class ProviderListingSettings(Section):
     """`GET /v1/providers/models`: what a marketplace reads to send its customers here."""
 
     enabled: bool = False
     datacenters: tuple[DatacenterSettings, ...] = ()
-    compliance: dict[str, bool] = {}
+    compliance: dict[str, bool] = Field(default_factory=dict)
     """Certificates and promises, as zdr (no data is retained) and hipaa."""
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """One public model, by the name that clients use. A model without endpoints is known, and answered 503."""
 
     alias_of: ModelName | None = None
@@ -211,7 +207,7 @@ class ModelSettings(_Section):
     reasoning_field: ReasoningField | None = None
     """None: as the model that an alias stands for; for a model itself `reasoning`, which leaves the bytes as they are."""
     listing: ListingSettings | None = None
-    objective: ObjectiveName | None = None
+    objective: RequestClass | None = None
     """The class of its requests, where their tenant has none; None: as the model that an alias stands for, else the gateway's."""
 
     @model_validator(mode="after")

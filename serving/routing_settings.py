@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-ObjectiveName = Literal["interactive", "standard", "batch"]
-"""The classes of requests."""
+from serving.setting_types import Name, RequestClass, Section
+
 Policy = Literal["cost", "round_robin", "least_loaded", "session", "random"]
 Rate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ObjectiveSettings(_Section):
+class ObjectiveSettings(Section):
     """What waiting is worth to one class of requests."""
 
     dollars_per_hour: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -26,13 +21,13 @@ class ObjectiveSettings(_Section):
     """The time to the first token that is to be kept; from half of it on each second counts more and more."""
 
 
-class ObjectivesSettings(_Section):
+class ObjectivesSettings(Section):
     interactive: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=7.2, ttft_seconds=2.0)
     standard: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=1.8, ttft_seconds=10.0)
     batch: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=0.072, ttft_seconds=600.0)
 
 
-class PoolRoutingSettings(_Section):
+class PoolRoutingSettings(Section):
     """One pool's machines. Rates are where learning begins; being wrong by two times does no harm."""
 
     elastic: bool = False
@@ -60,15 +55,15 @@ class PoolRoutingSettings(_Section):
         return self
 
 
-class RoutingSettings(_Section):
+class RoutingSettings(Section):
     policy: Policy = "cost"
     """`cost` weighs seconds and dollars; the others are there to compare with."""
     index_bytes: Annotated[int, Field(ge=1024 * 1024, le=2**40)] = 64 * 1024 * 1024
     """The most memory that is kept to know which engine has which prompts cached."""
-    objective: ObjectiveName = "standard"
+    objective: RequestClass = "standard"
     """The class of requests for which nothing else is said."""
     objectives: ObjectivesSettings = ObjectivesSettings()
-    pools: dict[Name, PoolRoutingSettings] = {}
+    pools: dict[Name, PoolRoutingSettings] = Field(default_factory=dict)
     explain_key: SecretStr | None = None
     """Who sends it as `x-serving-explain` is told in `x-serving-decision` why the engine was chosen. Give it by environment."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from serving.core.errors import ConfigurationError
@@ -24,6 +24,7 @@ from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerS
 from serving.limit_settings import LimitStoreSettings, QueueSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
 from serving.routing_settings import RoutingSettings
+from serving.setting_types import Count, Name, Seconds, Section
 from serving.strict_yaml import read_yaml
 from serving.tenant_settings import ParameterLimits as ParameterLimits
 from serving.tenant_settings import TenantName, TenantSettings, check_tenants
@@ -31,9 +32,6 @@ from serving.tenant_settings import TenantName, TenantSettings, check_tenants
 PREFIX = "SERVING_"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Count = Annotated[int, Field(ge=1, le=2**53)]
-"""The ceiling is far above any use, and below what C code can no longer take."""
 UNIX_PATH_BYTES = 107
 """The kernel's limit on a socket's path."""
 
@@ -147,11 +145,7 @@ def _origin(origin: str) -> str:
     return origin.lower()
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ServerSettings(_Section):
+class ServerSettings(Section):
     """Where the gateway listens and how it stops."""
 
     host: Host = "127.0.0.1"
@@ -183,7 +177,7 @@ class ServerSettings(_Section):
         return self
 
 
-class LimitSettings(_Section):
+class LimitSettings(Section):
     """What one gateway takes on. Every ceiling has a name here."""
 
     body_bytes: Count = 32 * 1024 * 1024
@@ -204,7 +198,7 @@ class LimitSettings(_Section):
     store: LimitStoreSettings = LimitStoreSettings()
 
 
-class RetryBudgetSettings(_Section):
+class RetryBudgetSettings(Section):
     """How many requests may be tried at another engine, all in all."""
 
     share: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -214,7 +208,7 @@ class RetryBudgetSettings(_Section):
     window_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
 
 
-class RelaySettings(_Section):
+class RelaySettings(Section):
     """The way to the engines."""
 
     connect_timeout_seconds: Seconds = 2.0
@@ -278,14 +272,14 @@ class RelaySettings(_Section):
             raise ConfigurationError(f"relay.engine_secret_file: {self.engine_secret_file} is gone: {error}") from None
 
 
-class ProbeSettings(_Section):
+class ProbeSettings(Section):
     """How endpoints are watched."""
 
     period_seconds: Seconds = 1.0
     timeout_seconds: Seconds = 2.0
 
 
-class KeySettings(_Section):
+class KeySettings(Section):
     """One API key, by the hex SHA-256 of its text."""
 
     tenant: TenantName
@@ -328,29 +322,29 @@ class AuthSettings(KeySourceSettings):
         return SecretStr(text)
 
 
-class EndpointSettings(_Section):
+class EndpointSettings(Section):
     """One engine address. `model` is the name clients use; the engine must serve that name."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    name: Name
     url: Annotated[str, AfterValidator(_engine_url)]
     model: Annotated[str, Field(min_length=1, max_length=256)]
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
     """What the engine does with the model, any of generate, embed, score and transcription. Routes of other tasks answer 404
     for it. The same for all endpoints of a model."""
-    pool: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
+    pool: Name = "default"
     slots: Count | None = None
     """Requests that this gateway gives the engine at a time; more wait in the model's queue (`limits.queue`), which there is
     when all endpoints of the model have slots. With several gateways each has its own: give each a part. None: no queue."""
-    target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
+    target: Name = "unknown"
 
 
-class PoolSettings(_Section):
+class PoolSettings(Section):
     """A pool whose engines come and go: the addresses of a DNS name, or what Kubernetes says. One of the two."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    name: Name
     model: Annotated[str, Field(min_length=1, max_length=256)]
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
-    target: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "unknown"
+    target: Name = "unknown"
     host: Annotated[Host, Field(min_length=1)] | None = None
     """A DNS name; each of its addresses is an engine, at `port`."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
@@ -371,20 +365,20 @@ class PoolSettings(_Section):
         return self
 
 
-class DiscoverySettings(_Section):
+class DiscoverySettings(Section):
     """How the addresses of `pools` with a host are looked up."""
 
     period_seconds: Seconds = 2.0
     timeout_seconds: Seconds = 5.0
 
 
-class TracingSettings(_Section):
+class TracingSettings(Section):
     """Spans for requests and their attempts, over OTLP. The variables of OpenTelemetry (`OTEL_…`) are not read."""
 
     endpoint: Annotated[str, AfterValidator(_traces_url)] | None = None
     """A receiver of traces over HTTP, as http://collector:4318/v1/traces. None: no spans are made, and a client's `traceparent`
     goes to the engine as it is."""
-    headers: Annotated[dict[str, SecretStr], AfterValidator(_header_fields)] = {}
+    headers: Annotated[dict[str, SecretStr], AfterValidator(_header_fields)] = Field(default_factory=dict)
     """Sent to the receiver, as its key; give them by environment, not in a file."""
     ca: Path | None = None
     """PEM file of the authorities that a receiver behind https:// is verified with; None: those of the machine."""
@@ -399,7 +393,7 @@ class TracingSettings(_Section):
     """For connecting to the receiver and for each of its answers."""
 
 
-class LoggingSettings(_Section):
+class LoggingSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     access: bool = True
     """One line for each request when it has ended."""
@@ -422,7 +416,7 @@ class Settings(BaseSettings):
     probe: ProbeSettings = ProbeSettings()
     health: HealthSettings = HealthSettings()
     auth: AuthSettings = AuthSettings()
-    tenants: dict[TenantName, TenantSettings] = {}
+    tenants: dict[TenantName, TenantSettings] = Field(default_factory=dict)
     """By the name that keys carry. Without any, every tenant that has a key may do what the gateway's own limits allow."""
     database: DatabaseSettings = DatabaseSettings()
     ledger: LedgerSettings = LedgerSettings()
@@ -430,7 +424,7 @@ class Settings(BaseSettings):
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()
     endpoints: tuple[EndpointSettings, ...] = ()
-    models: dict[ModelName, ModelSettings] = {}
+    models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
     """By the name that clients use. What an endpoint serves needs no entry."""
     provider_listing: ProviderListingSettings = ProviderListingSettings()
     pools: tuple[PoolSettings, ...] = ()

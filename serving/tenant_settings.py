@@ -6,27 +6,21 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from serving.model_settings import ModelName
+from serving.setting_types import Count, Name, RequestClass, Section
 
-Count = Annotated[int, Field(ge=1, le=2**53)]
 """The ceiling is far above any use, and below what C code can no longer take."""
 DEFAULT_TENANT = "default"
 """Whose the requests are where no key is asked for, and the plain key of `auth.api_key`."""
-TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-PriorityClass = Literal["interactive", "standard", "batch"]
-"""How urgent requests are, most urgent first."""
+TenantName = Name
 Isolation = Literal["own", "shared", "off"]
 TagName = Annotated[str, Field(min_length=1, max_length=64)]
 TagText = Annotated[str, Field(max_length=256)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ParameterLimits(_Section):
+class ParameterLimits(Section):
     """Ceilings of request fields that multiply an engine's memory or work; above one the request is answered 400."""
 
     n: Count = 8
@@ -65,7 +59,7 @@ class ParameterLimits(_Section):
         }
 
 
-class TenantLimits(_Section):
+class TenantLimits(Section):
     """How much a tenant may use, over all gateways together; what is left out is not limited."""
 
     requests_per_minute: Count | None = None
@@ -77,7 +71,7 @@ class TenantLimits(_Section):
     """A day is one of UTC. Needs prices."""
 
 
-class TenantSettings(_Section):
+class TenantSettings(Section):
     """One tenant, by the name that its keys carry."""
 
     models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = None
@@ -86,7 +80,7 @@ class TenantSettings(_Section):
     limits: TenantLimits = TenantLimits()
     parameters: ParameterLimits = ParameterLimits()
     """What is given here takes the place of `limits.parameters` for this tenant, field by field; it may be less or more."""
-    priority: PriorityClass | None = None
+    priority: RequestClass | None = None
     """The class of its requests, for the queue and for routing; None: `models.NAME.objective`, else `routing.objective`."""
     may_use_class_header: bool = False
     """Whether its requests may say another class than `priority` by a header."""
@@ -94,7 +88,7 @@ class TenantSettings(_Section):
     """Who shares an engine's prefix cache with it: nobody, the tenants of its `isolation_group`, or everybody who is `off`.
     Whether a prompt is cached tells what others asked."""
     isolation_group: TenantName | None = None
-    tags: Annotated[dict[TagName, TagText], Field(max_length=32)] = {}
+    tags: Annotated[dict[TagName, TagText], Field(max_length=32)] = Field(default_factory=dict)
     """For people and bills: a team, a cost centre, a contract."""
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from serving.model_settings import ListingSettings, ModelSettings, ReasoningField, served_name
-from serving.routing_settings import ObjectiveName
+from serving.setting_types import RequestClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class PublicModel:
     """Models, as engines serve them, that may stand in for it, best first."""
     reasoning_field: ReasoningField = "reasoning"
     listing: ListingSettings | None = None
-    objective: ObjectiveName | None = None
+    objective: RequestClass | None = None
     """The class of its requests; None: nothing is said."""
 
 

@@ -8,6 +8,7 @@ from typing import get_args
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Headers, RequestContext
 from serving.core.errors import Overloaded, QuotaSpent, RateLimited, RequestError
+from serving.setting_types import RequestClass
 from serving.settings import LimitSettings
 from serving.tenancy.claims import Claims, Guess
 from serving.tenancy.limit_headers import limit_fields, limit_headers
@@ -15,9 +16,9 @@ from serving.tenancy.prices import NANODOLLARS
 from serving.tenancy.quotas import NOTHING, Limit, Limits, Quotas, Reservation, Standing, Verdict
 from serving.tenancy.slots import LONGEST_RETRY_SECONDS, Slots
 from serving.tenancy.tenants import Tenant
-from serving.tenant_settings import PriorityClass, TenantLimits
+from serving.tenant_settings import TenantLimits
 
-CLASSES: tuple[str, ...] = get_args(PriorityClass)
+CLASSES: tuple[str, ...] = get_args(RequestClass)
 """Most urgent first."""
 _UNLIMITED = TenantLimits()
 

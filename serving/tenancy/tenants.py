@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from serving.tenant_settings import DEFAULT_TENANT, ParameterLimits, PriorityClass, TenantLimits, TenantSettings
+from serving.setting_types import RequestClass
+from serving.tenant_settings import DEFAULT_TENANT, ParameterLimits, TenantLimits, TenantSettings
 
 _UNLIMITED = TenantLimits()
 
@@ -22,7 +23,7 @@ class Tenant:
     models: frozenset[str] | None = None
     """The names it may ask for; None: all."""
     limits: TenantLimits = _UNLIMITED
-    priority: PriorityClass | None = None
+    priority: RequestClass | None = None
     """The class of its requests; None: that of the model, or of the gateway."""
     may_use_class_header: bool = False
     isolation_group: str | None = None
