@@ -15,6 +15,7 @@ from serving.catalog_commands import register as register_catalog_commands
 from serving.core.errors import ConfigurationError
 from serving.explain_cli import explain
 from serving.fleet_command import fleet
+from serving.gate.checkpoints.commands import quantize
 from serving.replay.commands import app as replay_app
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ accounts_cli.register(app)
 
 
 app.command()(explain)
+app.command()(quantize)
 
 
 register_catalog_commands(app)
