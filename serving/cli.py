@@ -16,6 +16,7 @@ from serving.core.errors import ConfigurationError
 from serving.explain_cli import explain
 from serving.fleet_command import fleet
 from serving.gate.checkpoints.commands import quantize
+from serving.gate.commands import app as gate_app
 from serving.replay.commands import app as replay_app
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ app.command()(quantize)
 
 register_catalog_commands(app)
 app.add_typer(replay_app)
+app.add_typer(gate_app)
 
 
 @app.command()

@@ -95,7 +95,7 @@ def wrong_rope_base(honest: Path, original: Path, out: Path) -> None:
     """Positions turn at another rate, as after a conversion that lost a field of config.json and took its default."""
 
     def change(tensors: Tensors, config: Config) -> None:
-        place = config["rope_parameters"] if "rope_parameters" in config else config
+        place = config.get("rope_parameters", config)
         place["rope_theta"] *= ROPE_FACTOR
 
     _change(honest, out, change)
@@ -113,7 +113,7 @@ def stale_layer(honest: Path, original: Path, out: Path) -> None:
 
 
 def silent_no_op(honest: Path, original: Path, out: Path) -> None:
-    """The quantization that was asked for did not happen: the candidate is the original, at twice the memory and no more speed."""
+    """The quantization that was asked for did not happen: the candidate is the original, with its size and its speed."""
     shutil.copytree(original, out)
 
 
