@@ -30,6 +30,13 @@ QUANTIZED = ("nvfp4a16", "mxfp4a16", "int8", "nvfp4", "mxfp4", "int4")
 MATCHED = ("nvfp4a16", "mxfp4a16", "int4")
 """Formats that leave activations alone: their expanded weights give what a right engine gives."""
 BROKEN = tuple(sabotage.name for sabotage in SABOTAGES)
+ARGUMENTS = {
+    "silent-no-op": ("--quantization", "int8_per_channel_weight_only"),  # vLLM takes it, says so, and leaves a dense model alone
+    "nvfp4-float32": ("--dtype", "float32"),
+}
+"""Of engines that are started otherwise than by their checkpoint alone."""
+SAME_CHECKPOINT = {"silent-no-op": "bf16", "nvfp4-float32": "nvfp4"}
+"""nvfp4-float32 is another honest implementation: same weights, same rounding of activations, other arithmetic."""
 SHAPES = ((64, 1), (256, 2), (512, 4), (1024, 4))
 """Tokens scored at once and answers at a time, in turn."""
 MAX_MODEL_LEN = 2048
@@ -51,6 +58,7 @@ class Campaign:
 
     def checkpoint(self, name: str) -> Path:
         """`bf16`, one of QUANTIZED, `expanded-FORMAT` or the name of a sabotage; made when it is asked for first."""
+        name = SAME_CHECKPOINT.get(name, name)
         if name == "bf16":
             return self.original
         path = self.folder / "checkpoints" / name
@@ -132,7 +140,7 @@ def say(line: str) -> None:
 
 def main(folder: Path, names: list[str]) -> None:
     campaign = Campaign(folder, original_model(say), say)
-    for name in names or ["bf16", *QUANTIZED, *(f"expanded-{name}" for name in MATCHED), *BROKEN]:
+    for name in names or ["bf16", *QUANTIZED, *(f"expanded-{name}" for name in MATCHED), *BROKEN, "nvfp4-float32"]:
         label, _, count = name.partition(":")
         campaign.repeats(label, int(count or 1))
 
