@@ -7,8 +7,10 @@ all judgements are made from the files.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,17 +34,21 @@ MATCHED = ("nvfp4a16", "mxfp4a16", "int4")
 BROKEN = tuple(sabotage.name for sabotage in SABOTAGES)
 ARGUMENTS = {
     "silent-no-op": ("--quantization", "int8_per_channel_weight_only"),  # vLLM takes it, says so, and leaves a dense model alone
+    "nvfp4a16-float32": ("--dtype", "float32"),
     "nvfp4-float32": ("--dtype", "float32"),
 }
 """Of engines that are started otherwise than by their checkpoint alone."""
-SAME_CHECKPOINT = {"silent-no-op": "bf16", "nvfp4-float32": "nvfp4"}
-"""nvfp4-float32 is another honest implementation: same weights, same rounding of activations, other arithmetic."""
+SAME_CHECKPOINT = {"silent-no-op": "bf16", "nvfp4a16-float32": "nvfp4a16", "nvfp4-float32": "nvfp4"}
+"""…-float32 stands for another honest implementation: same weights, same rounding of activations, other arithmetic."""
 SHAPES = ((64, 1), (256, 2), (512, 4), (1024, 4))
 """Tokens scored at once and answers at a time, in turn."""
+RELOADED = dict.fromkeys(("roll-scales", "double-matrix", "wrong-table", "swap-heads", "stale-layer"), "nvfp4a16")
+"""Checkpoints with other weights and nothing else: one engine loads them one after another, through vLLM's own loader."""
 MAX_MODEL_LEN = 2048
 START_SECONDS = 900.0
 """On a machine that others use as well."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGIN)}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGIN), "VLLM_SERVER_DEV_MODE": "1"}
+"""The last one opens vLLM's route for loading other weights."""
 Report = Callable[[str], None]
 
 
@@ -83,7 +89,9 @@ class Campaign:
     def collected(self, name: str, repeat: int = 0) -> Collected:
         """What the engine with this checkpoint said, the `repeat`-th time."""
         missing = [number for number in range(repeat + 1) if not self._file(name, number).is_file()]
-        if missing:
+        if missing and name in RELOADED:
+            self._collect_reloaded(RELOADED[name])
+        elif missing:
             with self.engine(name) as engine:
                 for number in missing:
                     self._collect(engine, name, number)
@@ -93,6 +101,15 @@ class Campaign:
         """`count` times the same engine in other batches, with one start."""
         self.collected(name, count - 1)
         return [read_collected(self._file(name, number)) for number in range(count)]
+
+    def _collect_reloaded(self, base: str) -> None:
+        """All that one engine can load, and last what it began with: it must say then what it said at first."""
+        names = [name for name, other in RELOADED.items() if other == base and not self._file(name, 0).is_file()]
+        paths = {name: self.checkpoint(name) for name in [*names, base]}
+        with self.engine(base) as engine:
+            for name, path in paths.items():
+                _load(engine, path)
+                self._collect(engine, name if name != base else f"{base}-again", 0)
 
     @contextmanager
     def engine(self, name: str) -> Iterator[RealEngine]:
@@ -127,6 +144,20 @@ class Campaign:
         return self.folder / "collected" / f"{name}-{number}.json"
 
 
+def _load(engine: RealEngine, checkpoint: Path) -> None:
+    """Other weights into a running engine, and nothing kept of the ones before."""
+    _post(engine, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}})
+    _post(engine, "/reset_prefix_cache", {})
+
+
+def _post(engine: RealEngine, path: str, body: dict[str, object]) -> None:
+    request = urllib.request.Request(
+        engine.url + path, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        answer.read()
+
+
 def original_model(report: Report) -> Path:
     """SmolLM2 in bfloat16, as `serving up` keeps it."""
     from serving.engines.weights import find_model
@@ -140,7 +171,7 @@ def say(line: str) -> None:
 
 def main(folder: Path, names: list[str]) -> None:
     campaign = Campaign(folder, original_model(say), say)
-    for name in names or ["bf16", *QUANTIZED, *(f"expanded-{name}" for name in MATCHED), *BROKEN, "nvfp4-float32"]:
+    for name in names or ["bf16", *QUANTIZED, *(f"expanded-{name}" for name in MATCHED), *dict.fromkeys([*BROKEN, *ARGUMENTS])]:
         label, _, count = name.partition(":")
         campaign.repeats(label, int(count or 1))
 

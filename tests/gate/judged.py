@@ -26,7 +26,7 @@ def judged(campaign: Campaign, name: str, repeat: int = 0) -> Verdict:
     """Of one engine of the campaign, from what was collected of it and its references."""
     rules = load_catalog(catalog_dir()).gates[RULES]
     reference = campaign.collected("bf16")
-    weights = "nvfp4a16" if name in BROKEN else name
+    weights = "nvfp4a16" if name in BROKEN else name.removesuffix("-float32").removesuffix("-again")
     matched: Collected | None = None
     honest: Collected | None = None
     if weights in MATCHED and name != "silent-no-op":
@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
     for path in collected:
         name, _, number = path.stem.rpartition("-")
         if name.startswith("expanded-") or name in STORED.values():
-            continue
+            continue  # a reference
         verdict = judged(campaign, name, int(number))
         print(row(name, int(number), verdict))
         if verdict.outcome != "pass":

@@ -39,7 +39,7 @@ def test_the_original_against_itself_passes(campaign: Campaign) -> None:
     assert judged(campaign, "bf16", 1).outcome == "pass"
 
 
-@pytest.mark.parametrize("name", MATCHED)
+@pytest.mark.parametrize("name", [*MATCHED, "nvfp4a16-float32"])
 def test_honest_weights_pass_against_their_expanded_selves(campaign: Campaign, name: str) -> None:
     found = judged(campaign, name)
     assert found.outcome == "pass", found.reason
