@@ -18,7 +18,7 @@ from serving.settings import cache_dir, child_environment
 
 PROGRAM = Path(__file__).with_name("compressor_program.py")
 TEXT_TOKENS = 256
-TEXTS = 32
+TEXTS = 16
 """For calibration, where no texts are given: the scale of an activation is the largest one seen, which few texts settle."""
 LAST_LINES = 8
 
@@ -74,6 +74,7 @@ def _compress(model: Path, packed: Path, recipe: Recipe, texts: list[str], overl
         "text_tokens": TEXT_TOKENS,
     }
     additions = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "LLM_COMPRESSOR_LOG_DISABLED": "true"}
+    additions["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin while they wait starve a machine that does other work as well
     if overlay is not None:
         additions["PYTHONPATH"] = str(overlay)
     done = subprocess.run(
