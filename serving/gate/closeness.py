@@ -9,12 +9,14 @@ from serving.catalog.gate_rules import Band, MatchedRules
 from serving.gate.compare import Distance
 from serving.gate.evidence import Evidence, decide, measured, number
 from serving.gate.statistics import Estimate, paired_t, weighted_mean
-from serving.gate.verdict import Finding, Outcome
+from serving.gate.verdict import Finding
 
 ENGINE, MODEL = "engine", "model"
 ENGINE_FINDINGS = ("matched.kl", "stored_run.kl_ratio")
 """One of them answers whether the engine is right."""
 MODEL_FINDINGS = ("model.kl",)
+LONG_FACTOR = 2.0
+"""Times the limits of the mean KL."""
 
 
 def closeness(evidence: Evidence) -> Iterator[Finding]:
@@ -78,6 +80,12 @@ def _near(evidence: Evidence, found: Distance, name: str, floor_kl: float | None
         worst_band,
         f"the worst passage, {worst.name}, has KL {number(worst.mean_kl)}; fails above {number(worst_band.fails)}",
     )
+    if found.long is not None:
+        # Some dozens of positions, so with more room than all of them together.
+        far = Band(passes=band.passes * LONG_FACTOR, fails=band.fails * LONG_FACTOR)
+        low, high = number(found.long.low), number(found.long.high)
+        said = f"behind long contexts the mean KL is {number(found.long.value)} ({low} to {high})"
+        yield measured(f"{name}.long", found.long, far, said)
     beyond = 3 * found.log_perplexity_error
     yield measured(
         f"{name}.perplexity",
@@ -156,12 +164,10 @@ def _model(evidence: Evidence) -> Iterator[Finding]:
         f"{1 - found.lost_top1:.2%} of the sure tokens kept"
     )
     if rules is None:
-        outcome: Outcome = "not_decided" if MODEL in evidence.rules.questions else "pass"
-        yield Finding(
-            name="model",
-            outcome=outcome,
-            said=f"{figures}; no limit was laid down for {evidence.format} in {evidence.rules.name}",
-        )
+        # Where nobody asks, the figures stand in the report, and the verdict says that they were not judged.
+        if MODEL in evidence.rules.questions:
+            said = f"{figures}; no limit was laid down for {evidence.format} in {evidence.rules.name}"
+            yield Finding(name="model", outcome="not_decided", said=said)
         return
     yield measured("model.kl", found.kl, rules.kl, f"{figures}; limits: {rules.reason}")
     log_ratio = Estimate(found.perplexity_ratio, *(_exp(end) for end in (found.log_perplexity.low, found.log_perplexity.high)))

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from serving.catalog.gate_rules import GateRules
+from serving.catalog.gate_rules import Band, FormatRules, GateRules, ModelRules
 from serving.core.errors import ConfigurationError
-from serving.gate.collected import Answer, Collected
+from serving.gate.address import Address
+from serving.gate.collect import CollectOptions, collect
+from serving.gate.collected import Acceptance, Answer, Collected, Trouble
 from serving.gate.evidence import Evidence
 from serving.gate.judge import judge
 from serving.gate.verdict import Finding, Verdict
+from tests.doubles.numeric_engine import NumericEngine
 from tests.gate.conftest import FLOOR, collected
 
 QUANTIZATION = {"fault": 0.6, "fault_seed": 5}
@@ -46,7 +49,27 @@ def test_a_fault_that_hides_from_the_original_fails_against_its_own_weights(rule
     verdict = judge(evidence(rules, broken, matched=matched, reference=original))
     assert verdict.outcome == "fail"
     assert verdict.reason.startswith("matched.kl: mean KL 0.0")
-    assert finding(verdict, "model").outcome == "pass"  # no limit was laid down, and the question is not asked
+    assert "whether the model is good enough: no limit was laid down for nvfp4a16 in default" in verdict.blind
+
+
+def test_whether_the_model_is_good_enough_is_judged_by_its_own_limits(rules: GateRules) -> None:
+    quantized, original = collected(**QUANTIZATION), collected()
+    given = {"matched": quantized, "reference": original}
+    both = rules.model_copy(update={"questions": ("engine", "model")})
+    open_question = judge(evidence(both, quantized, **given))
+    assert open_question.outcome == "not_decided"
+    assert "no limit was laid down for nvfp4a16" in open_question.reason
+    for most, outcome in ((0.5, "pass"), (0.05, "fail")):
+        limits = ModelRules(
+            kl=Band(passes=most, fails=most),
+            perplexity_ratio=Band(passes=2, fails=3),
+            lost_points=Band(passes=0.1, fails=0.2),
+            reason="a test",
+        )
+        format_rules = FormatRules(quantizes_activations=False, model=limits)
+        limited = both.model_copy(update={"formats": {"nvfp4a16": format_rules}})
+        verdict = judge(evidence(limited, quantized, **given))
+        assert (verdict.outcome, finding(verdict, "model.kl").outcome) == (outcome, outcome)
 
 
 def test_a_pass_of_the_tasks_does_not_override_a_fail(rules: GateRules) -> None:
@@ -82,6 +105,16 @@ def test_a_quantization_that_did_not_happen_fails(rules: GateRules) -> None:
     assert "nvfp4a16 that was asked for did not happen" in verdict.reason
 
 
+def test_it_is_noticed_through_the_noise_of_the_engine(rules: GateRules) -> None:
+    noisy = FLOOR.model_copy(update={"repeat_kl": 0.001})
+    verdict = judge(evidence(rules, collected(fault=0.02), reference=collected(), matched=collected(**QUANTIZATION), floor=noisy))
+    assert "no more than an engine is from itself, over" in finding(verdict, "quantized").said
+    honest = judge(
+        evidence(rules, collected(**QUANTIZATION), reference=collected(), matched=collected(**QUANTIZATION), floor=noisy)
+    )
+    assert finding(honest, "quantized").outcome == "pass"
+
+
 def test_a_changed_chat_template_fails_and_is_named(rules: GateRules) -> None:
     changed = collected(template="<{role}> {content}\n")
     verdict = judge(evidence(rules, changed, format="bf16", reference=collected()))
@@ -102,6 +135,39 @@ def test_numbers_that_are_none_fail(rules: GateRules) -> None:
     verdict = judge(evidence(rules, collected(not_a_number=True), format="bf16", reference=collected()))
     assert verdict.outcome == "fail"
     assert "a log probability is nan" in verdict.reason
+
+
+def test_a_reference_in_trouble_decides_nothing(rules: GateRules) -> None:
+    trouble = Trouble(kind="garbage", where="chats", said="answered 500")
+    reference = collected().model_copy(update={"troubles": (trouble,)})
+    verdict = judge(evidence(rules, collected(), format="bf16", reference=reference))
+    assert verdict.outcome == "not_decided"
+    assert verdict.reason == "reference: the reference was in trouble itself: chats: answered 500"
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [(0.0, "pass"), (1.0, "fail")])
+def test_a_long_context_has_a_test_of_its_own(rules: GateRules, fault: float, outcome: str) -> None:
+    with NumericEngine(decode_fault=fault) as engine:
+        long = collect(Address(engine.url), CollectOptions(parts=(), context_tokens=400)).passages
+    with NumericEngine() as engine:
+        right = collect(Address(engine.url), CollectOptions(parts=(), context_tokens=400)).passages
+    candidate, reference = (collected().model_copy(update={"passages": (*collected().passages, *more)}) for more in (long, right))
+    verdict = judge(evidence(rules, candidate, format="bf16", reference=reference))
+    assert finding(verdict, "matched.long").outcome == verdict.outcome == outcome
+
+
+def test_speculative_decoding_must_change_nothing_but_speed(rules: GateRules) -> None:
+    drafts = Acceptance(drafts=100, draft_tokens=300, accepted_tokens=180)
+    candidate = collected().model_copy(update={"answers": _answers(8), "acceptance": drafts})
+    plain = collected().model_copy(update={"answers": _answers(20)})
+    given = {"format": "bf16", "reference": collected(), "expected_acceptance": 3.0}
+    verdict = judge(evidence(rules, candidate, **given, plain=plain))
+    assert finding(verdict, "speculation.tasks").outcome == "fail"
+    assert "20 of 20 texts are the same" in finding(verdict, "speculation.tasks").said
+    assert finding(verdict, "speculation.acceptance").outcome == "pass"
+    few = collected().model_copy(update={"acceptance": Acceptance(drafts=100, draft_tokens=300, accepted_tokens=20)})
+    lost = judge(evidence(rules, few, **given))
+    assert lost.reason.startswith("speculation.acceptance: 1.20 tokens a step over 100 drafts, 3.00 are expected: 90% of it")
 
 
 def test_without_a_floor_nothing_passes(rules: GateRules) -> None:
