@@ -7,9 +7,10 @@ from pathlib import Path
 
 from serving.catalog.load import load_catalog
 from serving.gate.collected import Collected
+from serving.gate.compare import distance
 from serving.gate.evidence import Evidence
 from serving.gate.judge import judge
-from serving.gate.verdict import Finding, Verdict
+from serving.gate.verdict import Verdict
 from serving.settings import catalog_dir
 from tests.gate.campaign import BROKEN, MATCHED, Campaign, original_model, say
 
@@ -19,7 +20,6 @@ NOT_MATCHED = ("int8", "nvfp4", "mxfp4")
 """Formats that round activations: judged beside a stored honest run, each measured from the original."""
 STORED = {"nvfp4": "nvfp4-float32"}
 """The honest run of another implementation, where there is one; else the same engine's first run."""
-TOLD = ("tokens", "quantized", "matched.kl", "stored_run.kl_ratio", "decode")
 
 
 def judged(campaign: Campaign, name: str, repeat: int = 0) -> Verdict:
@@ -51,31 +51,39 @@ def said_by(verdict: Verdict) -> str:
     return "; ".join(f"{f.name}: {f.said}" for f in verdict.findings if f.outcome != "pass")
 
 
-def row(name: str, repeat: int, verdict: Verdict) -> str:
-    """One line of a Markdown table: engine, verdict, KL to what it is judged by, perplexity, what decided."""
+def row(campaign: Campaign, name: str, repeat: int, verdict: Verdict) -> str:
+    """One line of a Markdown table."""
+    candidate = campaign.collected(name, repeat)
+    original = distance(campaign.collected("bf16"), candidate)
     by_name = {finding.name: finding for finding in verdict.findings}
-
-    def figure(finding: Finding | None) -> str:
-        return "" if finding is None or finding.value is None else f"{finding.value:.4f}"
-
-    near = by_name.get("matched.kl") or by_name.get("stored_run.kl_ratio")
+    near = next((by_name[key] for key in ("matched.kl", "stored_run.kl_ratio") if key in by_name), None)
     worst = by_name.get("matched.worst_passage")
     decided = next((f.name for f in verdict.findings if f.outcome == verdict.outcome != "pass"), "")
-    cells = (name, str(repeat), verdict.outcome.replace("_", " "), figure(near), figure(worst), decided)
+    cells = (
+        name,
+        str(repeat),
+        verdict.outcome.replace("_", " "),
+        "" if near is None or near.low is None else f"{near.name} {near.value:.4f} ({near.low:.4f} to {near.high:.4f})",
+        "" if worst is None else f"{worst.value:.4f}",
+        "other tokens" if original is None else f"{original.kl.value:.4f}",
+        "" if original is None else f"{original.perplexity_ratio:.4f}",
+        decided,
+    )
     return f"| {' | '.join(cells)} |"
 
 
 def main(folder: Path) -> None:
     campaign = Campaign(folder, original_model(say), say)
-    collected = sorted((folder / "collected").glob("*.json"))
-    for path in collected:
+    print("| Engine | Run | Verdict | Judged by | Worst passage | KL to the original | Perplexity ratio to it | What decided |")
+    print("|---|---|---|---|---|---|---|---|")
+    for path in sorted((folder / "collected").glob("*.json")):
         name, _, number = path.stem.rpartition("-")
         if name.startswith("expanded-") or name in STORED.values():
             continue  # a reference
         verdict = judged(campaign, name, int(number))
-        print(row(name, int(number), verdict))
+        print(row(campaign, name, int(number), verdict))
         if verdict.outcome != "pass":
-            print(f"    {verdict.reason}")
+            say(f"{name} {number}: {verdict.reason}")
 
 
 if __name__ == "__main__":
