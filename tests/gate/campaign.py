@@ -108,7 +108,7 @@ class Campaign:
         paths = {name: self.checkpoint(name) for name in [*names, base]}
         with self.engine(base) as engine:
             for name, path in paths.items():
-                _load(engine, path)
+                load_weights(engine, path)
                 self._collect(engine, name if name != base else f"{base}-again", 0)
 
     @contextmanager
@@ -144,8 +144,8 @@ class Campaign:
         return self.folder / "collected" / f"{name}-{number}.json"
 
 
-def _load(engine: RealEngine, checkpoint: Path) -> None:
-    """Other weights into a running engine, and nothing kept of the ones before."""
+def load_weights(engine: RealEngine, checkpoint: Path) -> None:
+    """Other weights into a running engine of ENVIRONMENT, and nothing kept of the ones before."""
     _post(engine, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}})
     _post(engine, "/reset_prefix_cache", {})
 
