@@ -152,6 +152,18 @@ def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
         dequantize(packed, packed, quiet)
 
 
+def test_nothing_is_left_beside_the_folder(tmp_path: Path) -> None:
+    dequantize(write_checkpoint(tmp_path / "packed", "nvfp4"), tmp_path / "plain", quiet)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "plain"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    packed = write_checkpoint(tmp_path / "packed", "nvfp4")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"plain: cannot be written: "):
+        dequantize(packed, tmp_path / "file" / "plain", quiet)
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     packed = write_checkpoint(tmp_path / "packed", "nvfp4")
     (packed / "model.safetensors").write_bytes(b"short")

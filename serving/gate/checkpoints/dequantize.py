@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 
 from serving.core.errors import ConfigurationError
-from serving.engines.model_store import MANIFEST, keep
+from serving.engines.model_store import MANIFEST
 from serving.gate.checkpoints.files import INDEX, CheckpointReader, CheckpointWriter, modules
 from serving.gate.checkpoints.layouts import LAYOUTS, Layout, Unreadable
+from serving.gate.checkpoints.place import require_new, write_folder
 from serving.gate.checkpoints.scheme import Quantization, read_json, read_quantization
 
 LEFT_OUT = ("config.json", "hf_quant_config.json", "recipe.yaml", INDEX, MANIFEST)
@@ -42,8 +43,7 @@ def dequantize(checkpoint: Path, out: Path, report: Callable[[str], None], shard
         ConfigurationError: `out` is there already, `checkpoint` is not quantized, or packed in a way that is not known.
     """
     quantization = read_quantization(checkpoint)
-    if out.exists():
-        raise ConfigurationError(f"{out}: is there already; give a folder that is not")
+    require_new(out)
     result: list[Expanded] = []
 
     def build(folder: Path) -> None:
@@ -52,7 +52,7 @@ def dequantize(checkpoint: Path, out: Path, report: Callable[[str], None], shard
             result.append(_expand(reader, writer, quantization, report))
         _copy_others(checkpoint, folder)
 
-    keep(out, build, report)
+    write_folder(out, build, report)
     return result[0]
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from serving.core.errors import ConfigurationError
-from serving.engines.model_store import MANIFEST, keep
+from serving.engines.model_store import MANIFEST
+from serving.gate.checkpoints.place import require_new, write_folder
 from serving.gate.checkpoints.recipes import IGNORED, Recipe, recipe_for
 from serving.gate.checkpoints.scheme import read_json, read_quantization
 from serving.settings import cache_dir, child_environment
@@ -36,8 +37,7 @@ def quantize(model: Path, recipe_name: str, out: Path, report: Callable[[str], N
     recipe = recipe_for(recipe_name, config)
     if calibration is not None and not recipe.calibrated:
         raise ConfigurationError(f"--calibration: --format {recipe_name} needs none; only nvfp4 measures activations beforehand")
-    if out.exists():
-        raise ConfigurationError(f"{out}: is there already; give a folder that is not")
+    require_new(out)
     texts = _texts(calibration) if recipe.calibrated else []
     overlay = _overlay()
 
@@ -47,7 +47,7 @@ def quantize(model: Path, recipe_name: str, out: Path, report: Callable[[str], N
         _compress(model, packed, recipe, texts, overlay)
         _assemble(model, packed, folder)
 
-    keep(out, build, report)
+    write_folder(out, build, report)
     found = read_quantization(out)
     if found.formats != {recipe.format}:
         raise ConfigurationError(f"{out}: llm-compressor wrote {found} where {recipe_name} was asked for")
