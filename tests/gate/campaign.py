@@ -116,12 +116,16 @@ class Campaign:
         self.report(f"starting an engine with {name}")
         logs = self.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        environment = ENVIRONMENT | {"PYTHONPATH": str(PLUGIN)}
         with running_engine(
-            self.checkpoint(name), logs / f"{name}.log", max_model_len=MAX_MODEL_LEN, environment=environment
-        ) as e:
-            self.report(f"{name} is healthy after {e.started_in_seconds:.0f} s")
-            yield e
+            self.checkpoint(name),
+            logs / f"{name}.log",
+            ARGUMENTS.get(name, ()),
+            max_model_len=MAX_MODEL_LEN,
+            environment=ENVIRONMENT,
+            start_seconds=START_SECONDS,
+        ) as engine:
+            self.report(f"{name} is healthy after {engine.started_in_seconds:.0f} s")
+            yield engine
 
     def _collect(self, engine: RealEngine, name: str, number: int) -> None:
         tokens_at_once, concurrency = SHAPES[number % len(SHAPES)]
