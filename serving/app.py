@@ -43,6 +43,7 @@ from serving.fleet.probe import Probe, ProbeFailed
 from serving.fleet.report import FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
 from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
+from serving.model_settings import adapters_of
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
@@ -76,8 +77,10 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
+        adapters = adapters_of(settings.models)
         fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, slots=e.slots) for e in settings.endpoints]
-        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools}, settings=settings.health)
+        pool_models = {pool.model: pool.tasks for pool in settings.pools}
+        self.fleet = Fleet(fixed, models=pool_models, settings=settings.health, adapters=adapters)
         self.relay = Relay(settings.relay)
         self.health = Health(self.fleet, settings.health, ejected=self._ejected)
         self.probe = Probe(
@@ -97,9 +100,6 @@ class Gateway:
             failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
         )
         self.kubernetes = self._kubernetes_discovery()
-        self.load_reader = LoadReader(
-            self.fleet, self._get, settings.engine_load, failed=lambda pool: self.metrics.load_failures.add((pool,))
-        )
         estimates = TokenEstimates()
         self.quotas = _quotas(settings, self.metrics)
         self.slots = _slots(settings, self.fleet, self.metrics)
@@ -107,10 +107,19 @@ class Gateway:
             settings.limits,
             quotas=self.quotas,
             claims=_claims(settings, estimates),
-            slots=self.slots,
+            slots=self.slots | {adapter: self.slots[model] for adapter, model in adapters.items() if model in self.slots},
             refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
         )
         self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
+        self.load_reader = LoadReader(
+            self.fleet,
+            self._get,
+            settings.engine_load,
+            failed=lambda pool: self.metrics.load_failures.add((pool,)),
+            in_flight=self.chooser.in_flight,
+            heard=self.chooser.hear,
+            missed=lambda endpoint: self.chooser.miss(endpoint, settings.engine_load.stale_seconds),
+        )
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         self.accounts = Accounts(settings, self.metrics)
@@ -330,6 +339,8 @@ def _claims(settings: Settings, estimates: TokenEstimates) -> Claims:
     pools: dict[str, set[str]] = {}
     for model, pool in (*((e.model, e.pool) for e in settings.endpoints), *((p.model, p.name) for p in settings.pools)):
         pools.setdefault(model, set()).add(pool)
+    for adapter, model in adapters_of(settings.models).items():
+        pools[adapter] = pools.get(model, set())
     return Claims(estimates, None if prices is None else Prices(prices), pools)
 
 

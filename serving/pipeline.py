@@ -416,7 +416,13 @@ class Pipeline:
             return self._not_supported(ctx)
         if status == 404:
             # The engine's own words list all names it serves.
+            ticket = passage.ticket
             self._end_attempt(passage, AttemptResult.REFUSED)
+            if ticket is not None and ticket.endpoint.model != ctx.model:
+                self._fleet.forget_adapter(ticket.endpoint.name, ctx.model)
+                return Unavailable(
+                    "The adapter has just left its engine. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
+                )
             return ModelNotFound(f"The model {_shown(ctx.asked_model)} is not served by its engine.", param="model")
         if status in _CALLERS_FAULT:
             self._end_attempt(passage, AttemptResult.REFUSED)

@@ -22,7 +22,7 @@ from serving.fleet_settings import SERVICE_ACCOUNT, KubernetesPoolSettings, Kube
 from serving.health_settings import HealthSettings
 from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.limit_settings import LimitStoreSettings, QueueSettings
-from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
+from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, adapters_of, check_models, served_name
 from serving.routing_settings import RoutingSettings
 from serving.setting_types import Count, Name, Seconds, Section
 from serving.strict_yaml import read_yaml
@@ -472,6 +472,7 @@ class Settings(BaseSettings):
             pools.setdefault(endpoint.model, {})[endpoint.pool] = "generate" in endpoint.tasks
         for pool in self.pools:
             pools.setdefault(pool.model, {})[pool.name] = "generate" in pool.tasks
+        pools |= {adapter: pools.get(model, {}) for adapter, model in adapters_of(self.models).items()}
         for name, tenant in self.tenants.items():
             if tenant.limits.dollars_per_day is None:
                 continue

@@ -69,7 +69,15 @@ async def test_models_are_listed(serve: Serve) -> None:
     (card,) = response.json["data"]
     assert response.json["object"] == "list"
     assert isinstance(card.pop("created"), int)
-    assert card == {"id": MODEL, "object": "model", "owned_by": "serving", "root": MODEL, "ready": True, "tasks": ["generate"]}
+    assert card == {
+        "id": MODEL,
+        "object": "model",
+        "owned_by": "serving",
+        "root": MODEL,
+        "parent": None,
+        "ready": True,
+        "tasks": ["generate"],
+    }
 
 
 async def test_a_model_without_a_ready_engine_is_listed_as_such(serve: Serve, models_engine: ScriptedEngine) -> None:

@@ -1,0 +1,149 @@
+"""Work that this gateway does not know of: other gateways' requests and those of direct users, by what engines say."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from serving.core.context import Usage
+from serving.fleet.engine_load import EngineLoad, read_load
+from serving.routing.choose import Chooser
+from serving.routing.others import NONE, Others, faded, others_of
+from serving.routing.work import Choice
+from tests.routing.asking import Clock, chosen, endpoints, question, text
+
+A, B = AB = endpoints(2)
+STALE = 10.0
+
+
+def load(running: float, waiting: float, usage: float = 0.0) -> EngineLoad:
+    lines = {"num_requests_running": running, "num_requests_waiting": waiting, "kv_cache_usage_perc": usage}
+    read = read_load("".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in lines.items()).encode(), 0.0)
+    assert read is not None
+    return read
+
+
+def others(of: EngineLoad, known: int = 0, known_waiting: int = 0) -> Others | None:
+    return others_of(of, known=known, known_waiting=known_waiting, known_tokens=1000.0, cache_tokens=10_000.0)
+
+
+def test_what_is_not_this_gateways_is_others() -> None:
+    assert others(load(6, 4, 0.5)) == (6.0, 4.0, 4000.0)
+    assert others(load(10, 4), known=4, known_waiting=1) == (5.0, 3.0, 0.0)
+    assert others(load(4, 0), known=4) is None
+    assert others(load(104, 0), known=100) is None, "so many are on their way at any moment"
+    assert others(load(0, 0), known=7) is None
+
+
+def test_what_an_engine_does_not_say_is_not_made_up() -> None:
+    read = read_load(b'vllm:num_requests_running{engine="0"} 5\n', 0.0)
+    assert read is not None
+    assert others(read) == (5.0, 0.0, 0.0)
+
+
+def test_silence_becomes_what_the_others_of_the_pool_say() -> None:
+    last, mate = Others(8.0, 0.0, 800.0), Others(2.0, 2.0, 200.0)
+    assert faded(last, 1.0, [mate]) == last
+    assert faded(last, 0.5, [mate]) == (5.0, 1.0, 500.0)
+    assert faded(last, 0.0, [mate, None]) == (1.0, 1.0, 100.0)
+    assert faded(last, 0.0, []) is None, "nobody says anything"
+    assert faded(None, 0.0, [mate]) == mate
+    assert NONE == (0.0, 0.0, 0.0)
+
+
+def taken(chooser: Chooser, count: int = 20, size_bytes: int = 400) -> Counter[str]:
+    """Where requests go that come one at a time."""
+    places: Counter[str] = Counter()
+    for number in range(count):
+        asked = question(text(size_bytes, number))
+        ticket = chooser.choose("m", AB, (), lambda asked=asked: asked, size_bytes=size_bytes)  # type: ignore[misc]
+        assert ticket is not None
+        chooser.begin(ticket)
+        places[ticket.endpoint.name] += 1
+        chooser.end(ticket)
+        chooser.drop(ticket)
+    return places
+
+
+@pytest.mark.parametrize("size_bytes", [400, 20_000])
+def test_an_engine_that_others_keep_busy_gets_less(size_bytes: int) -> None:
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1)
+    even = taken(chooser, size_bytes=size_bytes)
+    assert min(even[e.name] for e in AB) >= 6
+    chooser.hear(A, load(200, 40), 0)
+    chooser.hear(B, load(0, 0), 0)
+    for _ in range(2):  # small requests stand for the next sixteen
+        busy = taken(chooser, size_bytes=size_bytes)
+    assert busy[A.name] <= 1
+    chooser.hear(A, load(0, 0), 0)
+    clock.now += 60.0
+    for _ in range(2):
+        again = taken(chooser, size_bytes=size_bytes)
+    assert min(again[e.name] for e in AB) >= 6
+
+
+def test_this_gateways_own_requests_are_not_counted_twice() -> None:
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1)
+    for number in range(40):
+        chosen(chooser, AB, question(text(8000, number)))
+    flying = {e.name: chooser.in_flight(e.name) for e in AB}
+    for e in AB:
+        chooser.hear(e, load(flying[e.name], 0), flying[e.name])
+    assert [chooser._works[e.name].others for e in AB] == [None, None]
+    # One that ended while the engine was asked is still in what it said.
+    chooser.hear(A, load(flying[A.name] + 9, 0), flying[A.name] + 9)
+    assert chooser._works[A.name].others is None
+
+
+def test_peers_news_come_before_what_the_engine_says() -> None:
+    chooser = Chooser(clock=Clock(), seed=1)
+    chooser.peers_in_flight = {A.name: 30, B.name: 0}.__getitem__
+    chooser.hear(A, load(30, 0), 0)
+    assert chooser._works[A.name].others is None
+    chooser.hear(A, load(60, 0), 0)
+    found = chooser._works[A.name].others
+    assert found is not None and 20 < found.running < 30
+
+
+def test_an_engine_that_falls_silent_is_not_taken_for_idle() -> None:
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1)
+    for e in AB:
+        chooser.hear(e, load(100, 20), 0)
+    for _ in range(10):
+        clock.now += 2.0
+        chooser.miss(A, STALE)
+        chooser.hear(B, load(60, 0), 0)
+    silent, mate = (chooser._works[e.name].others for e in AB)
+    assert silent == mate != None  # noqa: E711
+    for _ in range(10):
+        clock.now += 2.0
+        chooser.miss(A, STALE)
+        chooser.miss(B, STALE)
+    assert [chooser._works[e.name].others for e in AB] == [None, None], "nobody says anything, so that they are alike"
+
+
+def test_others_requests_do_not_make_an_engine_look_slow() -> None:
+    """A step with 100 of others in it takes longer; that is their number and not the engine's speed."""
+    slopes = []
+    for others_there in (False, True):
+        clock = Clock()
+        chooser = Chooser(clock=clock, seed=1)
+        for number in range(40):
+            if others_there:
+                chooser.hear(A, load(100, 0), 0)
+            ticket = chosen(chooser, AB, question(text(4000, number)))
+            assert isinstance(ticket, Choice)
+            clock.now += 0.2
+            chooser.first_token(ticket)
+            own = 0.012 + 0.0002
+            clock.now += 50 * (own + (0.02 if others_there and ticket.endpoint is A else 0.0))
+            chooser.end(ticket)
+            chooser.learn(ticket, Usage(1000, 0, 51), clock.now)
+        rates = chooser._works[B.name].rates
+        rates.refresh(0.0)
+        slopes.append(rates.step + rates.step_slope)
+    assert slopes[1] < 1.5 * slopes[0]
