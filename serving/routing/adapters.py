@@ -7,7 +7,8 @@ ago among those that no running request uses; while all are in use its requests 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from serving.routing.predict import Mean
 
@@ -81,6 +82,21 @@ class AdapterSlots:
                 self._loaded[adapter] = 0
             self._loaded.move_to_end(adapter)
         self._make_room(0)
+
+    def as_data(self) -> dict[str, Any]:
+        """The same as JSON has it; `restore` takes it up again."""
+        return {
+            "slots": self.slots,
+            "load_seconds": round(self.load_seconds.value, 6),
+            "loaded": dict(self._loaded),
+            "waiting": dict(self._waiting),
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        self.slots = int(data["slots"])
+        self.load_seconds.value = float(data["load_seconds"])
+        self._loaded = OrderedDict(data["loaded"])
+        self._waiting = dict(data["waiting"])
 
     def forget(self) -> None:
         """The engine began anew; what is under way is counted on."""

@@ -22,6 +22,7 @@ from serving.routing.policies import POLICIES
 from serving.routing.predict import TOKENS_PER_BYTE, PoolRates, Rates
 from serving.routing.prefix import Cache, PrefixIndex
 from serving.routing.question import Question
+from serving.routing.record import recorded
 from serving.routing.score import Scores, score
 from serving.routing.work import Choice, Ticket, Work, horizon_seconds
 
@@ -260,6 +261,9 @@ class Chooser:
         if arrivals is None:
             arrivals = self._arrivals[base] = Arrivals(0.0, now, now)
         arrivals.note(now)
+        shared_pieces = 0 if match is None or self.index.knows(question.conversation) else match.known
+        shared_charge = 1.0 if match is None else match.price_of_another(self._weights.shared_uses)
+        typical = arrivals.prefill_seconds
         scores = score(
             works,
             depths,
@@ -267,25 +271,40 @@ class Chooser:
             output=output,
             tokens_per_byte=per_byte,
             arrivals_per_second=arrivals.per_second / total,
-            typical_prefill=arrivals.prefill_seconds,
+            typical_prefill=typical,
             objective=objective,
             weights=self._weights,
             now=now,
-            shared_pieces=0 if match is None or self.index.knows(question.conversation) else match.known,
-            shared_charge=1.0 if match is None else match.price_of_another(self._weights.shared_uses),
+            shared_pieces=shared_pieces,
+            shared_charge=shared_charge,
             explained=explained,
             adapter=adapter,
         )
         best, reason = self._best(question, works, scores, objective, now)
         self.decisions[reason] = self.decisions.get(reason, 0) + 1
         work = works[best]
-        arrivals.prefill_seconds += TYPICAL_WEIGHT * (scores.prefill[best] - arrivals.prefill_seconds)
+        arrivals.prefill_seconds += TYPICAL_WEIGHT * (scores.prefill[best] - typical)
         depth = depths.get(work.cache, 0)
         if not depth and question.chain:
             work.cold_at = now
         decision = None
         if explained:
-            decision = Decision(reason, work.endpoint.name, prompt, output, [each.endpoint for each in works], scores)
+            record = recorded(
+                works,
+                depths,
+                objective=objective,
+                weights=self._weights,
+                adapter=adapter,
+                now=now,
+                prompt=prompt,
+                output=output,
+                tokens_per_byte=per_byte,
+                arrivals_per_second=arrivals.per_second / total,
+                typical_prefill=typical,
+                shared_pieces=shared_pieces,
+                shared_charge=shared_charge,
+            )
+            decision = Decision(reason, work.endpoint.name, prompt, output, [each.endpoint for each in works], scores, record)
         choice = Choice(
             work.endpoint,
             work,

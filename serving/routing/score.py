@@ -40,6 +40,11 @@ class Detail(NamedTuple):
     """Until the last token."""
     busy_seconds: float
     """What it adds to the machine's work."""
+    own_dollars: float
+    """Of the whole cost: what the request waits itself; then what others wait, machine time, and being late."""
+    others_dollars: float
+    machine_dollars: float
+    late_dollars: float
 
 
 def score(
@@ -126,5 +131,7 @@ def score(
         add_first(first)
         add_dollars(cost)
         if detail is not None:
-            detail.append(Detail(cached, wait, first + writing, busy))
+            own, machine = worth * (first + decode_weight * writing), work.dollars_per_second * busy
+            late = cost - worth * seconds - machine
+            detail.append(Detail(cached, wait, first + writing, busy, own, worth * seconds - own, machine, late))
     return scores
