@@ -22,7 +22,7 @@ from benchmarks.routing_sim import DOUBLE, HALF, REPLICAS, TRUE
 from benchmarks.routing_traces import TRACES, Turn
 from serving.routing.question import Question
 
-WEIGHTS = tuple((miss, decode) for miss in (0.5, 1.0, 2.0, 4.0) for decode in (0.1, 0.3, 1.0))
+WEIGHTS = tuple((miss, decode) for miss in (1.0, 2.0, 4.0) for decode in (0.1, 0.5))
 """Of a second of prefill beside a second of waiting, and of a decoding step."""
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="production,agentic")
     parser.add_argument("--load", default="0.7,1.0,1.4")
-    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     seeds = [int(seed) for seed in given.seeds.split(",")]

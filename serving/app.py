@@ -47,6 +47,7 @@ from serving.model_settings import adapters_of
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
+from serving.routing.choose import Chooser
 from serving.routing.explain import Explain
 from serving.routing.models import public_models
 from serving.routing.objectives import Objectives
@@ -102,7 +103,8 @@ class Gateway:
         self.kubernetes = self._kubernetes_discovery()
         estimates = TokenEstimates()
         self.quotas = _quotas(settings, self.metrics)
-        self.slots = _slots(settings, self.fleet, self.metrics)
+        self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
+        self.slots = _slots(settings, self.fleet, self.chooser, self.metrics)
         self.admission = Admission(
             settings.limits,
             quotas=self.quotas,
@@ -110,7 +112,6 @@ class Gateway:
             slots=self.slots | {adapter: self.slots[model] for adapter, model in adapters.items() if model in self.slots},
             refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
         )
-        self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
         self.load_reader = LoadReader(
             self.fleet,
             self._get,
@@ -344,8 +345,11 @@ def _claims(settings: Settings, estimates: TokenEstimates) -> Claims:
     return Claims(estimates, None if prices is None else Prices(prices), pools)
 
 
-def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slots]:
+def _slots(settings: Settings, fleet: Fleet, chooser: Chooser, metrics: Metrics) -> dict[str, Slots]:
     """Those of the models whose endpoints have any."""
+
+    def capacity(model: str) -> Capacity:
+        return Capacity(fleet, model, chooser.slots_at, lambda: chooser.slots_changed)
 
     def waited(model: str) -> Callable[[float], None]:
         return lambda seconds: metrics.queue_seconds.observe((model,), seconds)
@@ -353,7 +357,7 @@ def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slot
     models = [e.model for e in settings.endpoints if e.slots is not None] + [
         p.model for p in settings.pools if p.slots is not None
     ]
-    return {model: Slots(settings.limits.queue, Capacity(fleet, model), waited=waited(model)) for model in models}
+    return {model: Slots(settings.limits.queue, capacity(model), waited=waited(model)) for model in models}
 
 
 def _tracing(settings: TracingSettings, metrics: Metrics) -> Tracing | None:

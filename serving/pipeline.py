@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -325,17 +325,9 @@ class Pipeline:
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
 
-    def _candidates(self, model: str) -> Sequence[Endpoint]:
-        """The endpoints that may serve the model and have a slot left; all, where none has: a retry must not fail by that."""
-        candidates = self._fleet.snapshot.candidates(model)
-        if not candidates or candidates[0].slots is None:
-            return candidates
-        chooser = self._chooser
-        return [e for e in candidates if e.slots is None or chooser.in_flight(e.name) < e.slots] or candidates
-
     def _choose(self, passage: Passage, tried: set[str]) -> Ticket | None:
         ctx = passage.ctx
-        candidates = self._candidates(ctx.model)
+        candidates = self._fleet.snapshot.candidates(ctx.model)
         explained = (ctx.trace is not None and ctx.trace.sampled) or (
             ctx.explain_key is not None and self._explain.allows(ctx.explain_key)
         )

@@ -333,8 +333,8 @@ class EndpointSettings(Section):
     for it. The same for all endpoints of a model."""
     pool: Name = "default"
     slots: Count | None = None
-    """Requests that this gateway gives the engine at a time; more wait in the model's queue (`limits.queue`), which there is
-    when all endpoints of the model have slots. With several gateways each has its own: give each a part. None: no queue."""
+    """Requests that the engine gets at a time; more wait in the model's queue (`limits.queue`), which there is when all endpoints
+    of the model have slots. What the engine says to have for other gateways is left to these. None: no queue."""
     target: Name = "unknown"
 
 
@@ -351,8 +351,8 @@ class PoolSettings(Section):
     kubernetes: KubernetesPoolSettings | None = None
 
     slots: Count | None = None
-    """Requests that this gateway gives each of its engines at a time; more wait in the model's queue (`limits.queue`) as with
-    `endpoints`. With several gateways each has its own: give each a part. None: no queue."""
+    """Requests that each of its engines gets at a time; more wait in the model's queue (`limits.queue`) as with `endpoints`.
+    None: no queue."""
 
     @model_validator(mode="after")
     def _one_source(self) -> PoolSettings:

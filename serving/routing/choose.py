@@ -45,6 +45,8 @@ LIGHT_ERROR = 0.2
 LIGHT_REQUESTS = 15
 """Of sixteen small requests one is looked at fully, and learned from."""
 LIGHT_LOOKED_AT = 8
+MOST_FREE = 256
+"""Sets of endpoints with a free slot that are remembered, of each model."""
 TYPICAL_WEIGHT = 0.05
 """Of the newest request in what a request takes on average."""
 NO_DEPTHS: Mapping[Cache, int] = {}
@@ -62,6 +64,10 @@ class Group:
     """By the name of an objective: how small requests are chosen for."""
     revisions: list[tuple[float, Group]] = field(default_factory=list)
     """Where the candidates are of several revisions: the groups of each, with the sum of their shares up to it."""
+    has_slots: bool = False
+    """Endpoints take a number of requests at a time."""
+    free: dict[int, Group] = field(default_factory=dict)
+    """By the places of those that have a slot left, as bits: their groups."""
     has_adapter: bool = False
     """The model is a LoRA adapter of the one that the candidates serve: which of them has it loaded matters for any request."""
 
@@ -128,6 +134,10 @@ class Chooser:
         self._turn = 0
         self.peers_in_flight: Callable[[str], int] = lambda endpoint: 0
         """Requests that other gateways say to have at an endpoint, by its name."""
+        self.gateways: Callable[[], int] = lambda: 1
+        """How many there are that give requests to the same engines, this one among them."""
+        self.slots_changed = 0
+        """How often `slots_at` may have become another number."""
         self.decisions: dict[Reason, int] = {}
         """How many decisions each reason made; small requests and single candidates are not among them."""
 
@@ -152,6 +162,8 @@ class Chooser:
         group = self._group(model, candidates, tried)
         if group is None:
             return None
+        if group.has_slots:
+            group = self._free(group)
         is_light = size_bytes < MOST_LIGHT_BYTES and not explained and not group.has_adapter
         if group.revisions:
             ask = partial(_same, ask())
@@ -174,18 +186,37 @@ class Chooser:
     def _group(self, model: str, candidates: Sequence[Endpoint], tried: Collection[str]) -> Group | None:
         if tried:
             candidates = [endpoint for endpoint in candidates if endpoint.name not in tried]
-            if not candidates:
-                return None
-            left = self._group_of(candidates)
-            left.has_adapter = candidates[0].model != model
-            return left
+            return self._group_for(model, candidates) if candidates else None
         known = self._groups.get(model)
         if known is None or known.candidates is not candidates:
             if not candidates:
                 return None
-            known = self._groups[model] = self._group_of(candidates)
-            known.has_adapter = candidates[0].model != model
+            known = self._groups[model] = self._group_for(model, candidates)
         return known
+
+    def _group_for(self, model: str, candidates: Sequence[Endpoint]) -> Group:
+        group = self._group_of(candidates)
+        group.has_adapter = candidates[0].model != model
+        group.has_slots = candidates[0].slots is not None
+        return group
+
+    def _free(self, group: Group) -> Group:
+        """Those that have a slot left; all, where none has: a retry must not fail by that."""
+        places, bit = 0, 1
+        for work in group.works:
+            if work.in_flight < work.most:
+                places |= bit
+            bit <<= 1
+        if not places or places == bit - 1:
+            return group
+        free = group.free.get(places)
+        if free is None:
+            if len(group.free) >= MOST_FREE:
+                group.free.clear()
+            free = self._group_of([each for place, each in enumerate(group.candidates) if places >> place & 1])
+            free.has_adapter = group.has_adapter
+            group.free[places] = free
+        return free
 
     def _shared(self, candidates: Sequence[Endpoint], ramping: Mapping[str, EndpointStatus]) -> Sequence[Endpoint]:
         """Let endpoints out of a choice as often as they are to have less than their part.
@@ -391,14 +422,17 @@ class Chooser:
         work.advance(now)
         if load.adapter_slots is not None:
             work.adapters.hear(load.adapter_slots, load.adapters_running or ())
+        known = max(in_flight, work.in_flight) + self.peers_in_flight(endpoint.name)
+        work.others_requests = max(0, int((load.running or 0.0) + (load.waiting or 0.0)) - known)
         work.heard = work.others = others_of(
             load,
-            known=max(in_flight, work.in_flight) + self.peers_in_flight(endpoint.name),
+            known=known,
             known_waiting=len(work.waiting),
             known_tokens=work.context_tokens,
             cache_tokens=work.cache_tokens,
         )
         work.heard_at = now
+        self._share_slots(work)
 
     def miss(self, endpoint: Endpoint, stale_seconds: float) -> None:
         """It has said nothing: what it said last is believed less and less, and not at all when it is stale."""
@@ -410,7 +444,18 @@ class Chooser:
         share = max(0.0, 1.0 - (now - work.heard_at) / stale_seconds)
         mates = (each for each in self._works.values() if each is not work and each.endpoint.pool == endpoint.pool)
         fresh = [mate.others for mate in mates if now - mate.heard_at <= stale_seconds and mate.endpoint.model == endpoint.model]
-        work.others = faded(work.heard, share, fresh)
+        others = work.others = faded(work.heard, share, fresh)
+        work.others_requests = 0 if others is None else round(others.running + others.waiting)
+        self._share_slots(work)
+
+    def slots_at(self, endpoint: Endpoint) -> int | None:
+        """How many requests this gateway may have there at a time; None: as many as there are."""
+        return None if endpoint.slots is None else self._work(endpoint).most
+
+    def _share_slots(self, work: Work) -> None:
+        if work.endpoint.slots is not None:
+            work.share_slots(self.gateways())
+            self.slots_changed += 1
 
     def retain(self, names: Collection[str]) -> None:
         """Forget endpoints that are not among `names`, once nothing is under way there."""

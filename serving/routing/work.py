@@ -17,6 +17,8 @@ OVERDUE_SHARE = 0.25
 ROOM_MARGIN = 1.5
 """An engine is taken to have so much more room than was said, since requests are rarely as long as they may be."""
 MUCH_SLOWER = 3.0
+NO_SLOTS = 2**31
+"""More than any engine has."""
 HORIZON_SECONDS = 30.0
 """Over which arrivals and the share of time that goes to prefill are averaged."""
 
@@ -128,8 +130,10 @@ class Work:
         "last_first",
         "last_used",
         "learned_at",
+        "most",
         "name",
         "others",
+        "others_requests",
         "plain",
         "prefill_area",
         "prefill_share",
@@ -151,8 +155,12 @@ class Work:
         self.sequences = pool.prior.sequences
         self.dollars_per_second = dollars_per_second
         self.in_flight = 0
+        self.most = NO_SLOTS if endpoint.slots is None else endpoint.slots
+        """Requests that this gateway may have there at a time."""
         self.others: Others | None = None
         """What it has to do for others, as far as that is known; None: nothing shows."""
+        self.others_requests = 0
+        """The same as a number, without the margin for what is on its way: slots are not given twice."""
         self.heard: Others | None = None
         """The same as the engine said it last, at `heard_at`."""
         self.heard_at = float("-inf")
@@ -243,6 +251,17 @@ class Work:
         """Take up what was learned at other endpoints of the pool."""
         self.refreshed_at = now
         self.rates.refresh(now - self.learned_at)
+
+    def share_slots(self, gateways: int) -> None:
+        """Leave to others what they use of its slots; this gateway has one in any case, or an even part of several."""
+        slots = self.endpoint.slots
+        if slots is None:
+            return
+        even = max(1, slots // gateways)
+        if self.heard_at < 0:
+            self.most = even
+            return
+        self.most = max(even if gateways > 1 else 1, slots - self.others_requests)
 
     def wait_seconds(self, now: float) -> float:
         """Until the prefill that is ahead of a new request is done."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -147,3 +149,58 @@ def test_others_requests_do_not_make_an_engine_look_slow() -> None:
         rates.refresh(0.0)
         slopes.append(rates.step + rates.step_slope)
     assert slopes[1] < 1.5 * slopes[0]
+
+
+def test_slots_that_others_use_are_left_to_them() -> None:
+    slotted = tuple(replace(e, slots=8) for e in AB)
+    chooser = Chooser(clock=Clock(), seed=1)
+    assert [chooser.slots_at(e) for e in slotted] == [8, 8]
+    chooser.hear(slotted[0], load(5, 1), 0)
+    assert [chooser.slots_at(e) for e in slotted] == [2, 8]
+    chooser.hear(slotted[0], load(30, 30), 0)
+    assert chooser.slots_at(slotted[0]) == 1, "nobody is shut out"
+    chooser.gateways = lambda: 4
+    before = chooser.slots_changed
+    chooser.hear(slotted[0], load(30, 30), 0)
+    chooser.miss(slotted[1], STALE)
+    assert [chooser.slots_at(e) for e in slotted] == [2, 2], "an even part, also where nothing was heard"
+    assert chooser.slots_changed == before + 2
+    assert chooser.slots_at(A) is None
+
+
+def test_an_endpoint_without_a_free_slot_gets_nothing_while_another_has_one() -> None:
+    slotted = tuple(replace(e, slots=2) for e in endpoints(3))
+    chooser = Chooser(clock=Clock(), seed=1)
+
+    def taken_by(count: int) -> list[str]:
+        names = []
+        for _ in range(count):
+            ticket = chooser.choose("m", slotted, (), question)
+            assert ticket is not None
+            chooser.begin(ticket)
+            names.append(ticket.endpoint.name)
+        return names
+
+    assert Counter(taken_by(6)) == {"e0": 2, "e1": 2, "e2": 2}
+    assert len(taken_by(1)) == 1, "all are full, so that any is as good: a retry must not fail by that"
+
+
+def test_groups_of_endpoints_with_free_slots_are_made_once() -> None:
+    slotted = tuple(replace(e, slots=1) for e in endpoints(4))
+    chooser = Chooser(clock=Clock(), seed=1)
+    held = chooser.choose("m", slotted, (), question)
+    assert held is not None
+    chooser.begin(held)
+    made = 0
+    group_of = chooser._group_of
+
+    def counted(candidates: Any) -> Any:
+        nonlocal made
+        made += 1
+        return group_of(candidates)
+
+    chooser._group_of = counted  # type: ignore[method-assign]
+    for _ in range(50):
+        ticket = chooser.choose("m", slotted, (), question)
+        assert ticket is not None and ticket.endpoint is not held.endpoint
+    assert made == 1
