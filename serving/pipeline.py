@@ -83,7 +83,7 @@ SERVED_MODEL_HEADER = b"x-served-model"
 _HEADER_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
 """Of the visible ASCII characters all but the sign that escapes the others."""
 MOST_ATTEMPTS = 3
-"""Of one request at one model, with those at connections that had ended already."""
+"""Of one request at one model, with those at connections that had ended already or were never made."""
 PUBLISH_SECONDS = 0.02
 PUBLISH_REQUESTS = 200
 """How long, and how many, ended requests wait to be published; the most that are then a burst of about 3 ms."""
@@ -288,7 +288,7 @@ class Pipeline:
         repeatable = is_repeatable(ctx)
         error: RequestError | None = None
         tried: set[str] = set()
-        again = stale = False
+        again = untaken = False
         ticket = self._choose(passage, tried)
         while ticket is not None:
             endpoint = ticket.endpoint
@@ -316,9 +316,9 @@ class Pipeline:
                 ticket = self._choose(passage, tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
-            stale = stale or again
-            # A connection that had ended already was no try of an engine; of those that follow it one is free.
-            most = max(limit, min(limit + 1, MOST_ATTEMPTS)) if stale else limit
+            untaken = untaken or again or not taken
+            # A connection that had ended already, or was never made, was no try of an engine: of what follows it one is free.
+            most = max(limit, min(limit + 1, MOST_ATTEMPTS)) if untaken else limit
             if ticket is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
