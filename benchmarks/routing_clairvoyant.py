@@ -30,7 +30,7 @@ class WithoutConversations(Ours):
     """Clients that say nothing of sessions, and prompts of which nobody knows where the first turn ends."""
 
     def question(self, turn: Turn) -> Question:
-        return replace(super().question(turn), conversation=0)
+        return replace(super().question(turn), turn_pieces=0)
 
 
 OURS: dict[str, Callable[[], Router]] = {

@@ -292,7 +292,7 @@ class Chooser:
         if arrivals is None:
             arrivals = self._arrivals[base] = Arrivals(0.0, now, now)
         arrivals.note(now)
-        shared_pieces = 0 if match is None or self.index.knows(question.conversation) else match.known
+        shared_pieces = 0 if match is None or 0 < question.turn_pieces <= match.known else match.known
         shared_charge = 1.0 if match is None else match.price_of_another(self._weights.shared_uses)
         typical = arrivals.prefill_seconds
         scores = score(
