@@ -108,7 +108,7 @@ def finished(chooser: Chooser, choice: Choice, clock: Clock, first_seconds: floa
     chooser.first_token(choice)
     clock.now += 0.5
     chooser.end(choice)
-    chooser.learn(choice, Usage(100, 0, 40), clock.now)
+    chooser.learn(choice, Usage(choice.question.text_bytes // 4, 0, 40), clock.now)
 
 
 def test_requests_go_where_their_adapter_is_loaded_however_small_they_are() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from serving.core.context import Usage
 from serving.fleet.engine_load import EngineLoad, read_load
 from serving.routing.choose import Chooser
 from serving.routing.others import NONE, Others, faded, others_of
@@ -128,27 +127,28 @@ def test_an_engine_that_falls_silent_is_not_taken_for_idle() -> None:
     assert [chooser._works[e.name].others for e in AB] == [None, None], "nobody says anything, so that they are alike"
 
 
-def test_others_requests_do_not_make_an_engine_look_slow() -> None:
+def test_a_step_is_learned_with_all_that_are_in_it() -> None:
     """A step with 100 of others in it takes longer; that is their number and not the engine's speed."""
-    slopes = []
-    for others_there in (False, True):
-        clock = Clock()
-        chooser = Chooser(clock=clock, seed=1)
-        for number in range(40):
-            if others_there:
-                chooser.hear(A, load(100, 0), 0)
-            ticket = chosen(chooser, AB, question(text(4000, number)))
-            assert isinstance(ticket, Choice)
-            clock.now += 0.2
-            chooser.first_token(ticket)
-            own = 0.012 + 0.0002
-            clock.now += 50 * (own + (0.02 if others_there and ticket.endpoint is A else 0.0))
-            chooser.end(ticket)
-            chooser.learn(ticket, Usage(1000, 0, 51), clock.now)
-        rates = chooser._works[B.name].rates
-        rates.refresh(0.0)
-        slopes.append(rates.step + rates.step_slope)
-    assert slopes[1] < 1.5 * slopes[0]
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1)
+    chooser.hear(A, load(100, 0), 0)
+    chooser.hear(B, load(100, 0), 0)
+    ticket = chosen(chooser, AB, question(text(4000, 1)))
+    assert isinstance(ticket, Choice)
+    clock.now += 0.2
+    chooser.first_token(ticket)
+    clock.now += 2.0
+    chooser.end(ticket)
+    assert ticket.area == pytest.approx(2.0 * 101)
+
+
+def test_while_others_wait_a_first_token_says_nothing_of_prefill() -> None:
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1)
+    for e in AB:
+        chooser.hear(e, load(0, 5), 0)
+    ticket = chosen(chooser, AB, question(text(4000, 1)))
+    assert isinstance(ticket, Choice) and not ticket.alone
 
 
 def test_slots_that_others_use_are_left_to_them() -> None:
