@@ -52,6 +52,7 @@ from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
 from serving.fleet.health import Health
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
+from serving.observability.last_errors import LastErrors
 from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
 from serving.routing.choose import STANDARD, Chooser
@@ -145,6 +146,7 @@ class Pipeline:
         self._ledger = ledger
         self._clock = clock
         self.in_flight = 0
+        self.last_errors = LastErrors()
         self._unpublished: list[Passage] = []
 
     async def serve(self, ctx: RequestContext, incoming: Incoming, outgoing: Outgoing) -> None:
@@ -188,12 +190,13 @@ class Pipeline:
                 answer.headers.append((SERVED_MODEL_HEADER, quote(ctx.model, safe=_HEADER_SAFE).encode("ascii")))
             await self._relay_answer(passage, answer, outgoing)
         except RequestError as error:
-            ctx.status, ctx.outcome = error.status, Outcome(error.outcome)
+            ctx.status, ctx.outcome, ctx.error_code = error.status, Outcome(error.outcome), error.error_code or ""
             if not ctx.attempts and not isinstance(error, ClientGone):
                 self._metrics.rejections.add((error.error_code or "invalid_request",))
             raise
         except AnswerCut as cut:
             ctx.outcome = _CUT_BY.get(type(cut.error), Outcome.TRUNCATED)
+            ctx.error_code = cut.error.error_code or ""
             raise
         except asyncio.CancelledError:
             if not passage.settled:
@@ -568,6 +571,8 @@ class Pipeline:
             self._chooser.learn(passage.answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
             self._metrics.routed(ctx, passage.answered)
         self._metrics.settle(ctx, passage.ended)
+        if ctx.outcome is not Outcome.OK:
+            self.last_errors.add(ctx, passage.ended)
         if self._ledger is not None and passage.identity is not None:
             self._ledger.add(ctx, passage.identity, passage.ended)
         if self._request_log is not None:

@@ -31,11 +31,12 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class SpeedReport:
-    """What routing has learned about an endpoint."""
+    """What routing has learned about an endpoint; None while it has seen nothing of its pool."""
 
     prefill_tokens_per_second: float | None = None
+    """Of prompt tokens that are not cached."""
     decode_tokens_per_second: float | None = None
-    """Of all running requests together."""
+    """Of all requests together that this gateway has under way there; of one alone where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
