@@ -30,7 +30,7 @@ from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
 from serving.api.ui import Files, Playground, own_names, why_no_playground
 from serving.api.ui_board import Board
-from serving.api.ui_state import UNKNOWN_MONEY, throughput_said
+from serving.api.ui_state import throughput_said
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.routes import ROUTES
 from serving.engines.api_server import ApiServer
@@ -48,6 +48,9 @@ from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
 from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
+from serving.observability.series import fleet as series
+from serving.observability.series import requests
+from serving.observability.series.tenants import LIMIT, LIMIT_LEFT
 from serving.observability.window import Window
 from serving.pipeline import Pipeline
 from serving.routing.explain import Explain
@@ -63,7 +66,7 @@ from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.limits import Admission
 from serving.tenancy.prices import Prices
 from serving.tenancy.quotas import LocalQuotas
-from serving.tenancy.readings import QueueReadings, limits_left
+from serving.tenancy.readings import QueueReadings, limits_left, limits_set
 from serving.tenancy.slots import Slots
 
 if TYPE_CHECKING:
@@ -178,7 +181,6 @@ class Gateway:
             report=self._report,
             window=self.window,
             errors=self.pipeline.last_errors,
-            money=lambda view, pools: UNKNOWN_MONEY,
             condition=self._condition,
             in_flight=lambda: self.pipeline.in_flight,
             waiting=lambda: sum(slots.queue.requests for slots in self.slots.values()),
@@ -239,28 +241,35 @@ class Gateway:
         metrics.on_scrape(metrics.open_leases, lambda: self.admission.open_leases)
         metrics.on_scrape(metrics.engine_connections, lambda: self.relay.open_connections)
         metrics.on_scrape(metrics.draining, lambda: float(self.draining))
-        metrics.watch_endpoints(
+        metrics.watch(
+            series.ENDPOINT_READY,
             lambda: (
                 ((e.model, e.pool, e.target, e.name), float(status.state is EndpointState.READY))
                 for status in self.fleet.snapshot.statuses.values()
                 if status.state is not EndpointState.UNKNOWN and (e := status.endpoint)
-            )
+            ),
         )
-        metrics.watch_breakers(
+        metrics.watch(
+            series.ENDPOINT_BREAKER,
             lambda: (
                 ((e.model, e.pool, e.target, e.name, state), float(status.breaker is state))
                 for status in self.fleet.snapshot.statuses.values()
                 for state in BreakerState
                 if (e := status.endpoint)
-            )
+            ),
         )
-        metrics.watch_pools(self._ready_by_pool)
-        metrics.watch_running(self._running_by_pool)
+        metrics.watch(series.ENDPOINT_IN_FLIGHT, self._in_flight)
+        metrics.watch(series.READY_ENDPOINTS, self._ready_by_pool)
+        metrics.watch(series.RUNNING_REQUESTS, self._running_by_pool)
         metrics.watch_loads(self._loads)
         queues = QueueReadings(self.settings, self.fleet, self.slots)
-        metrics.watch_queues(queues.waiting, queues.capacity, queues.in_use)
+        metrics.watch(requests.QUEUED, queues.waiting)
+        metrics.watch(requests.SLOTS, queues.capacity)
+        metrics.watch(requests.SLOTS_IN_USE, queues.in_use)
+        metrics.watch(requests.OBJECTIVE_SECONDS, self.pipeline.objectives.rows)
         tenants, quotas = self.accounts.identities.tenants, self.quotas
-        metrics.watch_limits(lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
+        metrics.watch(LIMIT, lambda: limits_set(self.settings.tenants, tenants, self.admission))
+        metrics.watch(LIMIT_LEFT, lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
         if not isinstance(quotas, LocalQuotas):
             metrics.watch_limit_store(lambda: quotas.is_up)
         metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
@@ -283,6 +292,11 @@ class Gateway:
             if value is not None:
                 yield (e.model, e.pool, e.target, e.name), value
 
+    def _in_flight(self) -> Iterable[tuple[tuple[str, ...], float]]:
+        for status in self.fleet.snapshot.statuses.values():
+            e = status.endpoint
+            yield (e.model, e.pool, e.target, e.name), self.chooser.in_flight(e.name)
+
     def _ready_by_pool(self) -> Iterable[tuple[tuple[str, str], float]]:
         return self._by_pool(lambda status: status.state is EndpointState.READY)
 
@@ -303,7 +317,7 @@ class Gateway:
         self.health.retain(endpoints.values())
         self.relay.retain({endpoint.url for endpoint in endpoints.values()})
         counted = endpoints.keys() | set(self.fleet.departed)
-        for counter in (self.metrics.attempts, self.metrics.ejections):
+        for counter in (self.metrics.attempts, self.metrics.ejections, self.metrics.endpoint_output_tokens):
             counter.retain(lambda labels: labels[1] in counted)
         for endpoint in endpoints.values():
             self._count_from_zero(endpoint.pool, endpoint.name)
@@ -313,6 +327,7 @@ class Gateway:
             self.metrics.attempts.add((pool, endpoint, result), 0)
         for fault in Fault:
             self.metrics.ejections.add((pool, endpoint, fault), 0)
+        self.metrics.endpoint_output_tokens.add((pool, endpoint), 0)
 
     def _ejected(self, endpoint: Endpoint, fault: Fault) -> None:
         self.probe.look_soon(endpoint)  # most often its process is gone, and what comes next need not wait

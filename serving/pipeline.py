@@ -137,7 +137,7 @@ class Pipeline:
         self._request_log = request_log
         self._estimates = estimates
         self._retry_budget = retry_budget
-        self._objectives = objectives
+        self.objectives = objectives
         self._explain = explain
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
@@ -173,7 +173,7 @@ class Pipeline:
                 model = self._find_model(ctx, tenant, understand(ctx, tenant.parameters))
                 passage.isolation = self._identities.cache_salt(tenant.isolation_group, ctx.document.get("cache_salt"))
                 prepare(ctx, passage.isolation)
-            objective = passage.objective = self._objectives.of(
+            objective = passage.objective = self.objectives.of(
                 ctx.asked_class if tenant.may_use_class_header else None, tenant.priority, model
             )
             lease = passage.lease = self._admission.admit()
@@ -570,7 +570,7 @@ class Pipeline:
         if passage.answered is not None and passage.view is not None:
             self._chooser.learn(passage.answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
             self._metrics.routed(ctx, passage.answered)
-        self._metrics.settle(ctx, passage.ended)
+        self._metrics.settle(ctx, passage.ended, passage.objective)
         if ctx.outcome is not Outcome.OK:
             self.last_errors.add(ctx, passage.ended)
         if self._ledger is not None and passage.identity is not None:

@@ -19,12 +19,14 @@ class ObjectiveSettings(Section):
     """What it is worth that a request waits an hour less; counts against the prices of elastic pools."""
     ttft_seconds: Annotated[float, Field(gt=0, le=86_400)]
     """The time to the first token that is to be kept; from half of it on each second counts more and more."""
+    inter_chunk_seconds: Annotated[float, Field(gt=0, le=3600)] = 0.2
+    """The mean time between two chunks of a stream that is to be kept. It is watched only: routing does not look at it."""
 
 
 class ObjectivesSettings(Section):
-    interactive: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=7.2, ttft_seconds=2.0)
+    interactive: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=7.2, ttft_seconds=2.0, inter_chunk_seconds=0.1)
     standard: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=1.8, ttft_seconds=10.0)
-    batch: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=0.072, ttft_seconds=600.0)
+    batch: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=0.072, ttft_seconds=600.0, inter_chunk_seconds=2.0)
 
 
 class PoolRoutingSettings(Section):

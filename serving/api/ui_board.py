@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import serving
-from serving.api.ui_state import Charged, ChatModel, Money, PlaygroundState, PoolState, State, throughput_in_all, throughput_of
+from serving.api.ui_state import Charged, ChatModel, PlaygroundState, PoolState, State, throughput_in_all, throughput_of
 from serving.core.clock import monotonic
 from serving.fleet.report import FleetReport, PoolReport
 from serving.fleet.store import Fleet
@@ -15,11 +15,9 @@ from serving.observability.window import PoolKey, View, Window
 from serving.routing.models import PublicModel
 from serving.settings import Settings
 
-PriceOf = Callable[[View, Iterable[PoolKey]], Money]
-
 
 class Board:
-    """`is_ready`: whether the gateway takes requests, as `/readyz` says. `money`: what pools cost in a window."""
+    """`condition`: whether the gateway takes requests, as `/readyz` says. `waiting`: how many requests wait here for a slot."""
 
     def __init__(
         self,
@@ -30,7 +28,6 @@ class Board:
         report: Callable[[], FleetReport],
         window: Window,
         errors: LastErrors,
-        money: PriceOf,
         condition: Callable[[], str],
         in_flight: Callable[[], int],
         waiting: Callable[[], float],
@@ -42,7 +39,6 @@ class Board:
         self._report = report
         self._window = window
         self._errors = errors
-        self._money = money
         self._condition = condition
         self._in_flight = in_flight
         self._waiting = waiting
@@ -51,7 +47,7 @@ class Board:
 
     def state(self) -> State:
         view, pools = self._window.look(), self._report().pools
-        keys = list(dict.fromkeys((pool.model, pool.name) for pool in pools))
+        keys = [(pool.model, pool.name, pool.target) for pool in pools]
         in_all = view.figures(keys)
         shown = tuple(self._pool(pool, view) for pool in pools)
         return State(
@@ -65,7 +61,7 @@ class Board:
             failed=view.failed,
             throughput=throughput_in_all(pools, in_all),
             figures=in_all,
-            money=self._money(view, keys),
+            money=view.money(keys),
             unpriced=tuple(dict.fromkeys(pool.name for pool in shown if pool.money.per_hour is None)),
             pools=shown,
             history=tuple(view.history),
@@ -74,7 +70,7 @@ class Board:
         )
 
     def _pool(self, pool: PoolReport, view: View) -> PoolState:
-        key = (pool.model, pool.name)
+        key = (pool.model, pool.name, pool.target)
         figures = view.figures([key])
         return PoolState(
             name=pool.name,
@@ -84,7 +80,7 @@ class Board:
             endpoints=pool.endpoints,
             throughput=throughput_of(pool.endpoints, figures),
             figures=figures,
-            money=self._money(view, [key]),
+            money=view.money([key]),
         )
 
     def _playground(self, view: View, keys: list[PoolKey]) -> PlaygroundState:
@@ -98,7 +94,7 @@ class Board:
             if "generate" in snapshot.tasks(model.served):
                 own = [key for key in keys if key[0] == model.served]
                 charged = self._charged(model.served)
-                yield ChatModel(model.name, snapshot.ready(model.served), charged, self._money(view, own))
+                yield ChatModel(model.name, snapshot.ready(model.served), charged, view.money(own))
 
     def _charged(self, model: str) -> Charged | None:
         """The price that holds for the model as a whole; one that a pool has of its own is not known before the answer."""

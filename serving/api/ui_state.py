@@ -8,23 +8,7 @@ from typing import Literal
 
 from serving.fleet.report import EndpointReport, FleetReport, PoolReport
 from serving.observability.last_errors import RequestFailure
-from serving.observability.window import Figures, History, Said
-
-
-@dataclass(frozen=True, slots=True)
-class Money:
-    """Machine dollars of the last minute. `per_million_…`: what requests used, by the tokens of that kind."""
-
-    per_hour: float | None = None
-    """What the machines cost, used or not."""
-    used_per_hour: float | None = None
-    idle_per_hour: float | None = None
-    per_million_prompt_tokens: float | None = None
-    per_million_cached_tokens: float | None = None
-    per_million_output_tokens: float | None = None
-
-
-UNKNOWN_MONEY = Money()
+from serving.observability.window import Figures, History, Money, Said
 
 
 @dataclass(frozen=True, slots=True)

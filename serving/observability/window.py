@@ -6,38 +6,56 @@ Read off the series that are there anyway, every two seconds and whenever somebo
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.core.clock import Clock, monotonic
-from serving.observability.metrics import Metrics
+from serving.observability.metrics import KINDS, Metrics
 
 PERIOD_SECONDS = 2.0
 WINDOW_SECONDS = 60.0
 HISTORY_SECONDS = 300.0
 
-PoolKey = tuple[str, str]
-"""Model and pool."""
+PoolKey = tuple[str, str, str]
+"""Model, pool and target."""
 Said = tuple[float, float]
 """Tokens of prompts and of output per second, as the engines themselves say."""
+PoolDollars = Callable[[], Iterable[tuple[PoolKey, float]]]
+KindDollars = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
+"""By model, pool, target and kind of token."""
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """Where dollars are added up since the process began; a pool whose machines have no price is in none of them."""
+
+    bill: PoolDollars = tuple
+    """What the machines cost, used or not."""
+    used: KindDollars = tuple
+    """What answers took of that."""
+    failed: PoolDollars = tuple
+    """What attempts took that gave no answer."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was counted of one pool, or of all, since the process began."""
+    """What was counted of one pool, or of several, since the process began."""
 
-    tokens: dict[str, float] = field(default_factory=dict)
-    """By kind; one that no engine has ever told is not there."""
-    first_tokens: list[int] = field(default_factory=list)
-    """Streams by their time to first token, in the buckets of the histogram."""
+    tokens: list[float] = field(default_factory=lambda: [0.0] * len(KINDS))
+    used: list[float] = field(default_factory=lambda: [0.0] * len(KINDS))
+    failed: float = 0.0
+    bill: float | None = None
+    """None where no machine has a price."""
 
     def add(self, other: Counts) -> None:
-        for kind, tokens in other.tokens.items():
-            self.tokens[kind] = self.tokens.get(kind, 0.0) + tokens
-        if other.first_tokens:
-            mine = self.first_tokens or [0] * len(other.first_tokens)
-            self.first_tokens = [a + b for a, b in zip(mine, other.first_tokens, strict=True)]
+        self.tokens = [a + b for a, b in zip(self.tokens, other.tokens, strict=True)]
+        self.used = [a + b for a, b in zip(self.used, other.used, strict=True)]
+        self.failed += other.failed
+        if other.bill is not None:
+            self.bill = (self.bill or 0.0) + other.bill
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +64,8 @@ class Sample:
 
     at: float
     pools: Mapping[PoolKey, Counts]
+    first_tokens: Mapping[tuple[str, ...], Sequence[int]]
+    """Streams by their time to first token in the buckets of the histogram, by model and pool."""
     requests: float
     failed: float
     """Requests whose outcome was not `ok`, whoever's fault it was; clients that left are not among them."""
@@ -54,14 +74,33 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One pool's last minute, or that of all. None is unknown, which is not 0."""
+    """One pool's last minute, or that of several. None is unknown, which is not 0."""
 
     prompt_tokens_per_second: float | None = None
     output_tokens_per_second: float | None = None
     cache_hit_rate: float | None = None
-    """Of the prompt tokens; None where no engine told how many were cached, and where there were none."""
+    """Of the prompt tokens; None where there were none, and until an engine has told of any cached ones."""
     ttft_p50_seconds: float | None = None
     ttft_p95_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """Machine dollars of the last minute. None is unknown, which is not 0."""
+
+    per_hour: float | None = None
+    """What the machines cost, used or not."""
+    used_per_hour: float | None = None
+    """What answers of this gateway took of that."""
+    idle_per_hour: float | None = None
+    """What neither those took nor attempts that gave no answer; with several gateways, others may have."""
+    per_million_prompt_tokens: float | None = None
+    """Of those that had to be computed: what they took, by their number. So with the others."""
+    per_million_cached_tokens: float | None = None
+    per_million_output_tokens: float | None = None
+
+
+UNKNOWN_MONEY = Money()
 
 
 class Window:
@@ -71,8 +110,16 @@ class Window:
     so that this is the better history of long answers.
     """
 
-    def __init__(self, metrics: Metrics, *, said: Callable[[], Said | None] = lambda: None, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        ledgers: Ledgers = Ledgers(),
+        said: Callable[[], Said | None] = lambda: None,
+        clock: Clock = monotonic,
+    ) -> None:
         self._metrics = metrics
+        self._ledgers = ledgers
         self._said = said
         self._clock = clock
         self._samples: deque[Sample] = deque([self._read()])
@@ -106,17 +153,26 @@ class Window:
         return View(begin, now, self._metrics.ttft.bounds_seconds, _history(self._samples))
 
     def _read(self) -> Sample:
-        metrics = self._metrics
+        metrics, ledgers = self._metrics, self._ledgers
         metrics.before_scrape()
         pools: dict[PoolKey, Counts] = {}
-        for labels, tokens in metrics.tokens.values().items():
-            counts = pools.setdefault(labels[:2], Counts())  # type: ignore[arg-type]
-            counts.tokens[labels[-1]] = counts.tokens.get(labels[-1], 0.0) + tokens
-        for labels, row in metrics.ttft.rows().items():
-            pools.setdefault(labels[:2], Counts()).first_tokens = list(row)  # type: ignore[arg-type]
+        for (model, pool, target), row in metrics.tokens.rows.items():
+            pools.setdefault((model, pool, target), Counts()).tokens = list(row)
+        for key, dollars in ledgers.bill():
+            pools.setdefault(key, Counts()).bill = dollars
+        for key, dollars in ledgers.failed():
+            pools.setdefault(key, Counts()).failed = dollars
+        for (model, pool, target, kind), dollars in ledgers.used():
+            pools.setdefault((model, pool, target), Counts()).used[KINDS.index(kind)] = dollars
         outcomes = metrics.requests.values()
-        failed = sum(value for labels, value in outcomes.items() if labels[-1] not in _NOT_FAILED)
-        return Sample(self._clock(), pools, sum(outcomes.values()), failed, self._said())
+        return Sample(
+            self._clock(),
+            pools,
+            {labels: tuple(row) for labels, row in metrics.ttft.rows().items()},
+            sum(outcomes.values()),
+            sum(value for labels, value in outcomes.items() if labels[-1] not in _NOT_FAILED),
+            self._said(),
+        )
 
 
 class View:
@@ -140,20 +196,53 @@ class View:
 
     def figures(self, pools: Iterable[PoolKey]) -> Figures:
         """Those of some pools together."""
+        keys = list(pools)
+        before, now = self._counts(keys)
+        prompt, cached, output = (b - a for a, b in zip(before.tokens, now.tokens, strict=True))
+        row = self._first_tokens({key[:2] for key in keys})
+        return Figures(
+            prompt_tokens_per_second=self._rate(prompt),
+            output_tokens_per_second=self._rate(output),
+            cache_hit_rate=cached / prompt if prompt and now.tokens[_CACHED] else None,
+            ttft_p50_seconds=percentile(self._bounds_seconds, row, 0.5),
+            ttft_p95_seconds=percentile(self._bounds_seconds, row, 0.95),
+        )
+
+    def money(self, pools: Iterable[PoolKey]) -> Money:
+        """That of some pools together; those without a price are left out of it."""
+        priced = [key for key in pools if (counts := self._end.pools.get(key)) is not None and counts.bill is not None]
+        before, now = self._counts(priced)
+        if now.bill is None or not self.seconds:
+            return UNKNOWN_MONEY
+        bill = now.bill - (before.bill or 0.0)
+        prompt, cached, output = (b - a for a, b in zip(before.tokens, now.tokens, strict=True))
+        used = [b - a for a, b in zip(before.used, now.used, strict=True)]
+        hourly = SECONDS_PER_HOUR / self.seconds
+        return Money(
+            per_hour=bill * hourly,
+            used_per_hour=sum(used) * hourly,
+            idle_per_hour=max(bill - sum(used) - (now.failed - before.failed), 0.0) * hourly,
+            per_million_prompt_tokens=_per_million(used[0], prompt - cached),
+            per_million_cached_tokens=_per_million(used[1], cached),
+            per_million_output_tokens=_per_million(used[2], output),
+        )
+
+    def _counts(self, pools: Iterable[PoolKey]) -> tuple[Counts, Counts]:
+        """All of some pools together, at the window's begin and at its end."""
         before, now = Counts(), Counts()
         for pool in pools:
             before.add(self._begin.pools.get(pool, _NOTHING))
             now.add(self._end.pools.get(pool, _NOTHING))
-        tokens = {kind: count - before.tokens.get(kind, 0.0) for kind, count in now.tokens.items()}
-        prompt, cached = tokens.get("prompt", 0.0), tokens.get("cached")
-        row = difference(now.first_tokens, before.first_tokens)
-        return Figures(
-            prompt_tokens_per_second=self._rate(prompt),
-            output_tokens_per_second=self._rate(tokens.get("output", 0.0)),
-            cache_hit_rate=cached / prompt if cached is not None and prompt else None,
-            ttft_p50_seconds=percentile(self._bounds_seconds, row, 0.5),
-            ttft_p95_seconds=percentile(self._bounds_seconds, row, 0.95),
-        )
+        return before, now
+
+    def _first_tokens(self, pools: Collection[tuple[str, ...]]) -> list[int]:
+        """The streams of the window by bucket."""
+        total = [0] * (len(self._bounds_seconds) + 1)
+        for sign, sample in ((1, self._end), (-1, self._begin)):
+            for labels, row in sample.first_tokens.items():
+                if labels in pools:
+                    total = [sum_ + sign * count for sum_, count in zip(total, row, strict=True)]
+        return total
 
     def _rate(self, amount: float) -> float | None:
         return amount / self.seconds if self.seconds > 0 else None
@@ -166,11 +255,6 @@ class History:
     ago_seconds: float
     prompt_tokens_per_second: float
     output_tokens_per_second: float
-
-
-def difference(now: Sequence[int], before: Sequence[int]) -> list[int]:
-    """What a histogram's row gained; a row that was not there before began at nothing."""
-    return [a - b for a, b in zip(now, before, strict=True)] if before else list(now)
 
 
 def percentile(bounds_seconds: Sequence[float], row: Sequence[int], share: float) -> float | None:
@@ -193,18 +277,23 @@ def percentile(bounds_seconds: Sequence[float], row: Sequence[int], share: float
 
 def _history(samples: Sequence[Sample]) -> list[History]:
     steps = []
-    for before, after in zip(samples, list(samples)[1:], strict=False):
+    for before, after in itertools.pairwise(samples):
         seconds = after.at - before.at
         if seconds > 0:
-            counted = [(_total(after, kind) - _total(before, kind)) / seconds for kind in ("prompt", "output")]
+            counted = [(_total(after, kind) - _total(before, kind)) / seconds for kind in (_PROMPT, _OUTPUT)]
             prompt, output = after.said or counted
             steps.append(History(samples[-1].at - after.at, prompt, output))
     return steps
 
 
-def _total(sample: Sample, kind: str) -> float:
-    return sum(counts.tokens.get(kind, 0.0) for counts in sample.pools.values())
+def _total(sample: Sample, kind: int) -> float:
+    return sum(counts.tokens[kind] for counts in sample.pools.values())
+
+
+def _per_million(dollars: float, tokens: float) -> float | None:
+    return dollars / tokens * 1e6 if tokens > 0 else None
 
 
 _NOTHING = Counts()
+_PROMPT, _CACHED, _OUTPUT = range(len(KINDS))
 _NOT_FAILED = ("ok", "client_cancelled")
