@@ -228,31 +228,37 @@ function announce(state) {
 
 let heard = null;
 async function ask() {
+  let state;
   try {
     const answer = await fetch("ui/state", { signal: AbortSignal.timeout(PATIENCE), cache: "no-store" });
     if (!answer.ok) throw new Error(`status ${answer.status}`);
-    show(await answer.json());
-    heard = new Date();
-    $("lost").hidden = true;
-    document.querySelector("main").classList.remove("old");
-    $("live").dataset.kind = "good";
-    put($("live-words"), "live");
-  } catch (error) {
-    $("live").dataset.kind = "bad";
-    put($("live-words"), "no answer");
-    put($("lost"), heard ? `The gateway has not answered since ${clock.format(heard)}; the figures are from then.` : "The gateway does not answer. Trying again.");
-    $("lost").hidden = false;
-    document.querySelector("main").classList.add("old");
-    console.error(error);
+    state = await answer.json();
+  } catch {
+    lose();
+    return;
   }
-  document.querySelector("main").hidden = heard === null;
+  heard = new Date();
+  $("lost").hidden = true;
+  $("live").dataset.kind = "good";
+  put($("live-words"), "live");
+  document.querySelector("main").classList.remove("old");
+  document.querySelector("main").hidden = false;
+  show(state);
+}
+
+function lose() {
+  $("live").dataset.kind = "bad";
+  put($("live-words"), "no answer");
+  put($("lost"), heard ? `The gateway has not answered since ${clock.format(heard)}; the figures are from then.` : "The gateway does not answer. Trying again.");
+  $("lost").hidden = false;
+  document.querySelector("main").classList.add("old");
 }
 
 async function keepAsking() {
   for (;;) {
-    if (!document.hidden) await ask();
-    const until = new Promise((wake) => document.addEventListener("visibilitychange", wake, { once: true }));
-    await Promise.race([new Promise((wake) => setTimeout(wake, PERIOD)), until]);
+    if (!document.hidden) await ask().catch(reportError);
+    const seen = new Promise((wake) => document.addEventListener("visibilitychange", wake, { once: true }));
+    await Promise.race([new Promise((wake) => setTimeout(wake, PERIOD)), seen]);
   }
 }
 
