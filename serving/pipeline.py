@@ -176,9 +176,13 @@ class Pipeline:
             objective = passage.objective = self.objectives.of(
                 ctx.asked_class if tenant.may_use_class_header else None, tenant.priority, model
             )
+            if ctx.trace is not None:
+                ctx.trace.admit_began = self._clock()
             lease = passage.lease = self._admission.admit()
             if self._admission.counts(ctx, tenant):
                 await self._admission.enter(lease, ctx, tenant, objective.name)
+            if ctx.trace is not None:
+                ctx.trace.admit_ended = self._clock()
             self._retry_budget.request()
             try:
                 answer = await self._in_time(ctx, self._first_byte(passage, self._max_attempts))
@@ -338,6 +342,8 @@ class Pipeline:
 
     def _choose(self, passage: Passage, tried: set[str]) -> Ticket | None:
         ctx = passage.ctx
+        if ctx.trace is not None:
+            ctx.trace.route_began = self._clock()
         candidates = self._candidates(ctx.model)
         explained = (ctx.trace is not None and ctx.trace.sampled) or (
             ctx.explain_key is not None and self._explain.allows(ctx.explain_key)
