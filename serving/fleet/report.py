@@ -41,10 +41,12 @@ class SpeedReport:
 
 @dataclass(frozen=True, slots=True)
 class DollarReport:
-    """What an endpoint costs."""
+    """What an endpoint costs; None where its machine has no price."""
 
     per_hour: float | None = None
+    """Of the machine, whatever it does."""
     per_million_output_tokens: float | None = None
+    """What requests used for output in the last minute by its tokens, of its pool and target as a whole; None without tokens."""
 
 
 @dataclass(frozen=True, slots=True)

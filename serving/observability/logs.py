@@ -19,6 +19,7 @@ import orjson
 
 from serving.core.clock import wall_seconds
 from serving.core.context import RequestContext
+from serving.core.money import UNPRICED
 
 _QUEUE_LINES = 20_000
 _GATHER_SECONDS = 0.05
@@ -161,6 +162,7 @@ def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, A
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
         "usage_estimated": ctx.usage_estimated,
+        "machine_dollars": None if ctx.machine is UNPRICED else round(sum(filter(None, ctx.machine)), 9),
     }
     if usage.audio_seconds is not None:
         line["audio_seconds"] = usage.audio_seconds

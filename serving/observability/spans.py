@@ -179,6 +179,9 @@ def _request_attributes(ctx: RequestContext, trace: Trace) -> Attributes:
     }
     if ctx.finish_reason:
         attributes["gen_ai.response.finish_reasons"] = (ctx.finish_reason,)
+    for kind, dollars in ctx.machine._asdict().items():
+        if dollars is not None:
+            attributes[f"serving.machine_dollars.{kind}"] = dollars
     attributes |= trace.parameters
     if ctx.stream and ctx.first_byte:
         attributes["gen_ai.response.time_to_first_chunk"] = (ctx.first_token or ctx.first_byte) - ctx.arrived

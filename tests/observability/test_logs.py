@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from serving.core.context import RequestContext, Usage
+from serving.core.money import MachineDollars
 from serving.core.outcomes import Outcome
 from serving.core.routes import CHAT_COMPLETIONS
 from serving.core.trace import Trace
@@ -227,6 +228,7 @@ def test_a_requests_line_says_how_it_went() -> None:
         "cached_tokens": 60,
         "output_tokens": 4,
         "usage_estimated": False,
+        "machine_dollars": None,
     }
 
 
@@ -241,6 +243,12 @@ def test_a_traced_requests_line_names_its_trace() -> None:
     line = request_line(ended(trace=Trace("ab" * 16, "", "cd" * 8, True, 0)), 3.5, "")
     assert line["trace_id"] == "ab" * 16
     assert "trace_id" not in request_line(ended(), 3.5, "")
+
+
+def test_what_a_request_cost_on_its_machine_is_summed_and_unknown_is_not_zero() -> None:
+    assert request_line(ended(machine=MachineDollars(0.001, 0.0002, 0.03, 0.0)), 3.5, "")["machine_dollars"] == 0.0312
+    assert request_line(ended(machine=MachineDollars(failed=0.5)), 3.5, "")["machine_dollars"] == 0.5
+    assert request_line(ended(), 3.5, "")["machine_dollars"] is None
 
 
 def test_an_errors_line_says_which() -> None:
