@@ -116,6 +116,24 @@ async def test_what_is_shown_is_what_happened(engine: ScriptedEngine) -> None:
         assert pool["throughput"]["of_engines"] is False and pool["figures"]["output_tokens_per_second"] > 0
 
 
+async def test_dollars_are_those_of_the_series_and_their_parts_sum_up(engine: ScriptedEngine) -> None:
+    engine.default = Script(itl_seconds=0.005)
+    async with page_over(engine, routing={"pools": {"default": {"dollars_per_hour": 36.0}}}) as gateway:
+        assert (await play(gateway, stream=True, max_tokens=20)).is_done
+
+        async def priced() -> list[str]:
+            money = (await state_of(gateway))["money"]
+            return [] if money["per_million_output_tokens"] else [str(money)]
+
+        await settled(priced, within_seconds=5.0)
+        state = await state_of(gateway)
+        money = state["money"]
+        assert money["per_hour"] == pytest.approx(36.0, rel=0.02)
+        assert money["used_per_hour"] + money["idle_per_hour"] == pytest.approx(money["per_hour"], rel=0.01)
+        assert 0 < money["used_per_hour"] < 36.0
+        assert state["unpriced"] == [] and state["pools"][0]["money"] == money
+
+
 async def test_throughput_is_the_engines_own_where_all_of_them_tell(engine: ScriptedEngine) -> None:
     fast = {"period_seconds": 0.02, "timeout_seconds": 1.0, "stale_seconds": 5.0}
     async with page_over(engine, engine_load=fast) as gateway:
