@@ -20,6 +20,14 @@ from tests.flow.conftest import all_ready, chat, settings_over
 pytestmark = pytest.mark.slow
 PATIENCE = 20_000
 """Milliseconds: the page asks every two seconds, on a machine that may be busy."""
+WIDTHS = (360, 480, 640, 820, 1024, 1180, 1300, 1340, 1440, 1920)
+SPILLS = """
+[...document.querySelectorAll(".pool *, #errors *, #playground *, .tiles *, .charts *")].filter((node) => {
+  if (!node.checkVisibility() || node.closest(".unseen, option, caption, thead")) return false;
+  const card = node.closest(".pool, #errors, #playground, .tiles > div, .charts figure");
+  return node.getBoundingClientRect().right > card.getBoundingClientRect().right + 0.5;
+}).map((node) => [node.tagName, node.className, node.textContent.slice(0, 30)])
+"""
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -230,6 +238,7 @@ async def test_it_reads_well_and_nothing_moves(
         assert sum(shift[0] for shift in seen) < 0.01, f"what is read must not move away: {seen}"
         wide = await page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert wide[0] <= wide[1], f"{wide}: it scrolls sideways"
+        assert await page.evaluate(SPILLS) == [], "nothing sticks out of its card, or is cut off"
         poor = [each for each in await page.evaluate(CONTRASTS) if each[0] < 4.5]
         assert poor == []
         small = await page.evaluate(
@@ -237,6 +246,24 @@ async def test_it_reads_well_and_nothing_moves(
             ".map((node) => node.getBoundingClientRect().height).filter((height) => height < 32)"
         )
         assert small == [], "a thumb needs room"
+
+
+async def test_nothing_sticks_out_at_any_width(engine: ScriptedEngine, browser: Browser) -> None:
+    """With the longest of everything."""
+    pools = {"default": {"dollars_per_hour": 98_765.43}}
+    async with shown(engine, browser, routing={"pools": pools}) as (page, gateway):
+        await all_ready(gateway)
+        engine.metric_overrides |= {"vllm:num_requests_running": 12_345.0, "vllm:num_requests_waiting": 12_345.0}
+        assert (await ask(gateway.url, "/v1/chat/completions", chat(stream=True))).is_done
+        failing = {"x-request-id": "x" * 120}
+        await ask(gateway.url, "/v1/chat/completions", chat(model="nobody's"), headers=failing)
+        await expect(page.locator("#error-rows tr")).to_have_count(1)
+        await expect(page.locator(".pool").first).to_contain_text("12,345")
+        for width in WIDTHS:
+            await page.set_viewport_size({"width": width, "height": 900})
+            assert await page.evaluate(SPILLS) == [], width
+            wide = await page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+            assert wide[0] <= wide[1], width
 
 
 async def test_without_a_playground_the_page_says_why(engine: ScriptedEngine, browser: Browser) -> None:

@@ -66,7 +66,7 @@ const FIGURES = [
   ["First token, median", (p) => p.figures.ttft_p50_seconds, seconds],
   ["First token, 95 %", (p) => p.figures.ttft_p95_seconds, seconds],
   ["From cache", (p) => p.figures.cache_hit_rate, share],
-  ["Million output tokens", (p) => p.money.per_million_output_tokens, dollars],
+  ["$ / M output tokens", (p) => p.money.per_million_output_tokens, dollars],
   ["Machines, an hour", (p) => p.money.per_hour, dollars],
   ["of it used", (p) => p.money.used_per_hour, dollars],
 ];
