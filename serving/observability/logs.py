@@ -162,7 +162,7 @@ def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, A
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
         "usage_estimated": ctx.usage_estimated,
-        "machine_dollars": None if ctx.machine is UNPRICED else round(sum(filter(None, ctx.machine)), 9),
+        "machine_dollars": None if ctx.machine is UNPRICED else ctx.machine.total,
     }
     if usage.audio_seconds is not None:
         line["audio_seconds"] = usage.audio_seconds

@@ -246,7 +246,9 @@ def test_a_traced_requests_line_names_its_trace() -> None:
 
 
 def test_what_a_request_cost_on_its_machine_is_summed_and_unknown_is_not_zero() -> None:
-    assert request_line(ended(machine=MachineDollars(0.001, 0.0002, 0.03, 0.0)), 3.5, "")["machine_dollars"] == 0.0312
+    assert request_line(ended(machine=MachineDollars(0.001, 0.0002, 0.03, 0.0)), 3.5, "")["machine_dollars"] == pytest.approx(
+        0.0312
+    )
     assert request_line(ended(machine=MachineDollars(failed=0.5)), 3.5, "")["machine_dollars"] == 0.5
     assert request_line(ended(), 3.5, "")["machine_dollars"] is None
 
