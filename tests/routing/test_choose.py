@@ -172,6 +172,8 @@ def test_whatever_happens_all_that_is_counted_is_given_back(steps: list[tuple[in
 def test_the_speed_of_an_engine_is_what_was_learned_and_unknown_before() -> None:
     clock = Clock()
     chooser = Chooser(clock=clock)
+    assert chooser.speed(A) == SpeedReport(None, None)
+    finish(chooser, chosen(chooser, (A, B), question()))
     assert chooser.speed(A) == SpeedReport(None, None), "a prior is no speed"
     for number in range(40):
         ticket = chosen(chooser, (A, B), question(text(40_000, number)))
