@@ -133,7 +133,7 @@ async def test_the_parts_of_the_bill_are_price_times_time(tmp_path: Path) -> Non
             await asyncio.sleep(0.2)
         last = await scraped(gateway)
         for pool, rate in RATES.items():
-            for before, after in zip(scrapes, [*scrapes[1:], last], strict=True):
+            for before, after in (*zip(scrapes, [*scrapes[1:], last], strict=True), (scrapes[0], last)):
                 bill = after.sum("serving_bill_dollars_total", pool=pool) - before.sum("serving_bill_dollars_total", pool=pool)
                 least, most = rate * (after.began - before.ended), rate * (after.ended - before.began)
                 assert 0.99 * least <= bill <= 1.01 * most, f"{pool}: price x time"
@@ -174,6 +174,39 @@ async def test_metrics_ledger_and_tenants_say_the_same(tmp_path: Path) -> None:
     ((charged,),) = database.execute(f"SELECT sum({charges}) FROM serving_ledger")
     assert charged / 1e9 == pytest.approx(scrape.sum("serving_tenant_charged_dollars_total"), rel=1e-3)
     database.close()
+
+
+async def test_gateways_in_front_of_one_engine_share_its_time(engine: ScriptedEngine) -> None:
+    """Each sees its own requests and what the engine says of all: together they account for its time once, not twice."""
+    engine.default = Script(itl_seconds=0.02, chunks=400)
+    endpoint = {"name": "e1", "url": engine.url, "model": "tiny", "target": "own"}
+    settings = Settings.model_validate(
+        {
+            "endpoints": [endpoint],
+            "targets": {"own": {"dollars_per_accelerator_hour": 3600.0}},
+            "engine_load": {"period_seconds": 0.05, "stale_seconds": 5.0},
+        }
+    )
+    async with RunningGateway(settings) as one, RunningGateway(settings) as other, contextlib.AsyncExitStack() as stack:
+        gateways = (one, other, other)
+        clients = [await stack.enter_async_context(RawClient(gateway.url)) for gateway in gateways]
+        for client in clients:
+            await client.send(request_bytes(CHAT, chat(stream=True, max_tokens=400)))
+
+        async def heard() -> list[str]:
+            accounts = [gateway.app.costs._accounts.get("e1") for gateway in (one, other)]
+            foreign = [0.0 if account is None else account.foreign for account in accounts]
+            return [] if foreign == pytest.approx([2.0, 1.0], abs=0.1) else [f"others: {foreign}"]
+
+        await settled(heard, within_seconds=20.0)
+        before = [await scraped(gateway) for gateway in (one, other)]
+        await asyncio.sleep(1.0)
+        after = [await scraped(gateway) for gateway in (one, other)]
+        used = [
+            (late.sum("serving_used_dollars_total") - early.sum("serving_used_dollars_total")) / (late.began - early.began)
+            for early, late in zip(before, after, strict=True)
+        ]
+        assert used == pytest.approx([1 / 3, 2 / 3], rel=0.2)
 
 
 async def test_a_price_changes_its_own_targets_dollars_and_nothing_else(tmp_path: Path) -> None:
