@@ -82,7 +82,8 @@ class Account:
 
     def advance(self, now: float) -> None:
         """Bring everything up to now."""
-        if self._silent:
+        silent = self._silent
+        if silent and (silent[0].due <= now or not silent[0].is_prompt):
             self._begin_writing(now)
         passed = now - self.changed
         if passed <= 0.0:
@@ -141,9 +142,14 @@ class Account:
 
     def done_early(self, stay: Stay, now: float) -> None:
         """A stay ended before its first token should have come: those behind it come earlier, too."""
-        self.leave_prompts(stay)
+        self.prompts -= stay.sequences
+        if not self.prompts:
+            self.work, self._prefilled_at = 0.0, now
+            self._silent.clear()
+            return
+        self.work -= stay.work
         if stay.due:
-            self._prefilled_at = max(now, self._prefilled_at - stay.work) if self.prompts else now
+            self._prefilled_at = max(now, self._prefilled_at - stay.work)
 
     def hear(self, requests: float, now: float) -> None:
         """The engine said how many requests are under way there, whoever sent them."""

@@ -48,7 +48,7 @@ class PoolTotals:
                 weighed = prompt_tokens - cached_tokens + CACHED_WEIGHT * cached_tokens
             if not stay.seen:
                 prompt, output = self._divided(stay, weighed, output_tokens or 0)
-            elif output_tokens:
+            elif output_tokens and weighed:
                 self._learn(prompt, weighed, output, output_tokens)
             if cached_tokens:
                 each = prompt / weighed
