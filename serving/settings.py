@@ -22,6 +22,7 @@ from serving.fleet_settings import SERVICE_ACCOUNT, KubernetesPoolSettings, Kube
 from serving.health_settings import HealthSettings
 from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.limit_settings import LimitStoreSettings, QueueSettings
+from serving.machine_settings import TargetSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, adapters_of, check_models, served_name
 from serving.routing_settings import RoutingSettings
 from serving.setting_types import Count, Name, Seconds, Section
@@ -432,6 +433,9 @@ class Settings(BaseSettings):
     kubernetes: KubernetesSettings = KubernetesSettings()
     engine_load: LoadSettings = LoadSettings()
     routing: RoutingSettings = RoutingSettings()
+    targets: dict[Name, TargetSettings] = Field(default_factory=dict)
+    """What accelerators cost and draw, by the target that endpoints and pools name, where that is not as in the catalog.
+    It may hold more than are in use."""
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
