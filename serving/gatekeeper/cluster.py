@@ -61,16 +61,17 @@ class Cluster:
     async def config_map(self, name: str) -> Document | None:
         return await self.find(f"{self.core}/configmaps/{quote(name, safe='')}")
 
-    async def write_config_map(self, document: Document) -> None:
-        """Create it, in place of one of that name, which cannot be changed."""
+    async def keep_config_map(self, document: Document) -> str:
+        """Create it, under another name where that one is taken, since nothing is overwritten. Returns the name."""
         path = f"{self.core}/configmaps"
         try:
             await self.create(path, document)
         except ApiFailed as error:
             if error.status != CONFLICT:
                 raise
-            await self.api.send("DELETE", f"{path}/{document['metadata']['name']}", {}, timeout_seconds=self._timeout_seconds)
+            document["metadata"]["name"] += f"-{secrets.token_hex(2)}"
             await self.create(path, document)
+        return str(document["metadata"]["name"])
 
     async def set_condition(self, pod: GatedPod, condition: Condition) -> None:
         """Nothing happens to another pod of the same name: the server refuses the uid."""

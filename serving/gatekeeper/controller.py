@@ -237,6 +237,5 @@ class Controller:
         if self._owner is None and settings.owner is not None:
             self._owner = await self._cluster.config_map(settings.owner)
         document = config_map(settings.name, pool, verdict, owner=self._owner)
-        await self._cluster.write_config_map(document)
-        name = document["metadata"]["name"]
+        name = await self._cluster.keep_config_map(document)
         self._written[name] = Kept(name, pool, verdict)

@@ -1,7 +1,7 @@
 """Verdicts and approvals as ConfigMaps, one of each for a digest of configuration, which nobody can change afterwards.
 
-They are immutable, so that the API server itself refuses an edit; another verdict is another object. One whose digest is not
-that of its configuration, or whose name is not that of its digest, counts as none.
+They are immutable, so that the API server itself refuses an edit; another verdict is another object, and the newest counts. One
+whose digest is not that of its configuration, or whose name is not that of its digest, counts as none.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def kept(document: Document) -> Kept | None:
     except (ConfigurationError, ValidationError) as error:
         log.warning("the ConfigMap %s counts as none: %s", name, str(error).splitlines()[0])
         return None
-    if not name.endswith(f"-{kind}-{record.digest[:NAME_DIGITS]}"):
+    if f"-{kind}-{record.digest[:NAME_DIGITS]}" not in name:
         log.warning("the ConfigMap %s counts as none: it holds the %s on %s", name, kind, record.digest[:NAME_DIGITS])
         return None
     return Kept(name, str(labels.get("serving/pool", "")), record)

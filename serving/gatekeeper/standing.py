@@ -34,10 +34,10 @@ class Standings:
         for each in records:
             standing = found.by_digest.setdefault(each.record.digest, Standing())
             standing.pool = standing.pool or each.pool
-            if isinstance(each.record, Verdict):
-                standing.verdict = each.record
-            else:
+            if not isinstance(each.record, Verdict):
                 standing.approval = each.record
+            elif standing.verdict is None or standing.verdict.created < each.record.created:
+                standing.verdict = each.record
         return found
 
 
