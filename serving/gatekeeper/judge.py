@@ -38,36 +38,34 @@ class ProcessJudge:
         if words is None:
             raise JudgeFailed(f"the settings say nothing about the pool {pod.pool or '(none)'}")
         with tempfile.TemporaryDirectory(prefix="serving-gate-") as folder:
-            configuration, verdict = Path(folder) / "configuration.json", Path(folder) / "verdict.json"
+            configuration = Path(folder) / "configuration.json"
             configuration.write_text(pod.configuration.model_dump_json())
-            files = ("--configuration", str(configuration), "--verdict", str(verdict))
-            status, said = await self._process((*self._run, pod.url, *words, *files))
-            if status not in EXIT_STATUS.values():
-                raise JudgeFailed(f"the gate ended with status {status}: {said}")
-            try:
-                return from_json(verdict.read_bytes(), "the gate's verdict")
-            except (ConfigurationError, OSError) as error:
-                raise JudgeFailed(f"{error}: {said}") from None
+            own = ("--configuration", str(configuration), "--without-prompts", "--json")
+            status, printed, said = await self._process((*self._run, pod.url, *words, *own))
+        if status not in EXIT_STATUS.values():
+            raise JudgeFailed(f"the gate ended with status {status}: {said}")
+        try:
+            return from_json(printed, "the gate's verdict")
+        except ConfigurationError as error:
+            raise JudgeFailed(f"{error}: {said}") from None
 
-    async def _process(self, command: Sequence[str]) -> tuple[int, str]:
-        """Its exit status, and the end of what it said on standard error."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
+    async def _process(self, command: Sequence[str]) -> tuple[int, bytes, str]:
+        """Its exit status, what it printed, and the end of what it said on standard error."""
+        environment = dict(os.environ)
         if self._settings.engine_secret_file is not None:
             environment[SECRET_VARIABLE] = _first_line(self._settings.engine_secret_file)
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
         try:
-            assert process.stderr is not None
-            said = b""
-            while piece := await process.stderr.read(65_536):
-                said = (said + piece)[-4 * SAID_CHARACTERS :]
-            return await process.wait(), said.decode(errors="replace").strip()[-SAID_CHARACTERS:]
+            printed, said = await process.communicate()
+            assert process.returncode is not None
+            return process.returncode, printed, said.decode(errors="replace").strip()[-SAID_CHARACTERS:]
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -89,7 +89,13 @@ async def _serve(keeper: Gatekeeper) -> int:
     settings = keeper.settings
     server = _Server(
         uvicorn.Config(
-            keeper.application, host=settings.host, port=settings.port, lifespan="off", access_log=False, log_config=None
+            keeper.application,
+            interface="asgi3",
+            host=settings.host,
+            port=settings.port,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
         )
     )
     work = asyncio.create_task(keeper.work(), name="gatekeeper")

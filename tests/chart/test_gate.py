@@ -109,7 +109,7 @@ def test_what_would_be_an_outage_is_refused(helm: Helm, pool: dict[str, Any], me
 def test_the_controllers_settings_are_ones_that_it_takes(helm: Helm) -> None:
     objects = helm.template(VALUES["gated"])
     settings = GatekeeperSettings.model_validate(yaml.safe_load(only(objects, "ConfigMap", "-gate")["data"]["gate.yaml"]))
-    assert settings.pools["cpu"] == ("--matched", "/reports/matched.json")
+    assert settings.pools["cpu"] == ("--profile", "smollm2-135m-cpu", "--matched", "/reports/matched.json")
     assert settings.owner == settings.name == only(objects, "Deployment", "-gate")["metadata"]["name"]
 
 

@@ -16,7 +16,7 @@ yes
 {{- $pools := dict -}}
 {{- range .Values.pools -}}
 {{- if .gate -}}
-{{- $_ := set $pools .name .gate.arguments -}}
+{{- $_ := set $pools .name (concat (list "--profile" .profile) .gate.arguments) -}}
 {{- end -}}
 {{- end -}}
 namespace: {{ .Release.Namespace }}
