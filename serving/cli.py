@@ -16,6 +16,7 @@ from serving.core.errors import ConfigurationError
 from serving.explain_cli import explain
 from serving.fleet_command import fleet
 from serving.gate.commands import app as gate_app
+from serving.gatekeeper.commands import register as register_gatekeeper_commands
 from serving.replay.commands import app as replay_app
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ app.command()(explain)
 register_catalog_commands(app)
 app.add_typer(replay_app)
 app.add_typer(gate_app)
+register_gatekeeper_commands(gate_app)
 
 
 @app.command()
