@@ -37,9 +37,11 @@ from serving.engines.relay import Relay
 from serving.fleet.breaker import BreakerState, Fault
 from serving.fleet.dns import Discovery
 from serving.fleet.health import Health
+from serving.fleet.known_answers import QUALITY_HEADER, read_reference
 from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
 from serving.fleet.probe import Probe, ProbeFailed
+from serving.fleet.quality import QualityWatch
 from serving.fleet.report import FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
 from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
@@ -58,6 +60,7 @@ from serving.tenancy.claims import Claims
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.limits import Admission
 from serving.tenancy.prices import Prices
+from serving.tenancy.probe_costs import QualityMetrics
 from serving.tenancy.quotas import LocalQuotas
 from serving.tenancy.readings import QueueReadings, limits_left
 from serving.tenancy.slots import Slots
@@ -99,6 +102,14 @@ class Gateway:
         self.kubernetes = self._kubernetes_discovery()
         self.load_reader = LoadReader(
             self.fleet, self._get, settings.engine_load, failed=lambda pool: self.metrics.load_failures.add((pool,))
+        )
+        self.quality_metrics = QualityMetrics(self.metrics, settings.prices)
+        self.quality = QualityWatch(
+            self.fleet,
+            self._post_quality,
+            settings.quality,
+            {pool: read_reference(path) for pool, path in settings.quality.references.items()},
+            probed=self.quality_metrics.probed,
         )
         estimates = TokenEstimates()
         self.quotas = _quotas(settings, self.metrics)
@@ -170,13 +181,21 @@ class Gateway:
             raise _probe_failure(error) from None
 
     async def _post(self, url: str, request: TokenRequest, *, timeout_seconds: float) -> tuple[int, bytes]:
+        return await self._post_marked(url, request, TOKEN_HEADER, timeout_seconds)
+
+    async def _post_quality(self, url: str, request: TokenRequest, *, timeout_seconds: float) -> tuple[int, bytes]:
+        return await self._post_marked(url, request, QUALITY_HEADER, timeout_seconds)
+
+    async def _post_marked(
+        self, url: str, request: TokenRequest, header: tuple[bytes, bytes], timeout_seconds: float
+    ) -> tuple[int, bytes]:
         try:
             return await self.relay.post(
                 url,
                 request.path,
                 request.body,
                 content_type=request.content_type,
-                header=TOKEN_HEADER,
+                header=header,
                 timeout_seconds=timeout_seconds,
             )
         except WireError as error:
@@ -222,6 +241,13 @@ class Gateway:
                 for status in self.fleet.snapshot.statuses.values()
                 for state in BreakerState
                 if (e := status.endpoint)
+            )
+        )
+        self.quality_metrics.watch_states(
+            lambda: (
+                ((e.model, e.pool, e.target, e.name), float(status.answers_rightly))
+                for status in self.fleet.snapshot.statuses.values()
+                if status.answers_rightly is not None and (e := status.endpoint)
             )
         )
         metrics.watch_pools(self._ready_by_pool)
@@ -294,7 +320,7 @@ class Gateway:
             self.tracing.start()
         kubernetes = self.kubernetes or contextlib.nullcontext()
         await self.accounts.start()
-        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader:
+        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader, self.quality:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield

@@ -23,6 +23,7 @@ from serving.health_settings import HealthSettings
 from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.limit_settings import LimitStoreSettings, QueueSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
+from serving.quality_settings import QualitySettings
 from serving.routing_settings import RoutingSettings
 from serving.setting_types import Count, Name, Seconds, Section
 from serving.strict_yaml import read_yaml
@@ -431,6 +432,7 @@ class Settings(BaseSettings):
     discovery: DiscoverySettings = DiscoverySettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     engine_load: LoadSettings = LoadSettings()
+    quality: QualitySettings = QualitySettings()
     routing: RoutingSettings = RoutingSettings()
 
     @model_validator(mode="after")

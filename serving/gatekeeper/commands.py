@@ -1,4 +1,4 @@
-"""`serving gate controller`, `serving gate approve` and `serving gate verdicts`."""
+"""`serving gate controller`, `serving gate approve`, `serving gate verdicts` and `serving gate probes`."""
 
 from __future__ import annotations
 
@@ -86,6 +86,29 @@ def verdicts(
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
+def probes(
+    url: Annotated[str, typer.Argument(help="Address of an engine that was found good, as http://127.0.0.1:8001.")],
+    target: Annotated[str, typer.Option(help="Its hardware, by the catalog's name; the answers hold there only.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the known answers go, for quality.references.")],
+    repeats: Annotated[int, typer.Option(min=2, max=1000, help="How often it is asked; the floor is the farthest of them.")] = 10,
+    model: Annotated[str | None, typer.Option(help="Name of the model; needed where several are served.")] = None,
+    secret: Annotated[str | None, typer.Option(envvar="SERVING_ENGINE_SECRET", help="The engine's secret, if any.")] = None,
+) -> None:
+    """Write down what a good engine answers to the probes by which gateways watch the others."""
+    from serving.gate.address import Address
+    from serving.gatekeeper.probes import make_reference
+
+    def report(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    reference = make_reference(Address(url, model=model, secret=secret), target, repeats, report)
+    try:
+        output.write_text(reference.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+    print(f"{output}: floor {reference.floor_nats:.4g} nats, band {reference.band_nats:.4g} nats")
+
+
 async def _at(config: Path, api: str | None, work: Callable[[Place], Awaitable[T]]) -> T:
     """Do something where the records are."""
     from serving.engines.api_server import ApiServer
@@ -114,5 +137,5 @@ def _user() -> str:
 
 def register(app: typer.Typer) -> None:
     """Beside the other commands of the gate."""
-    for command in (controller, approve, verdicts):
+    for command in (controller, approve, verdicts, probes):
         app.command()(command)
