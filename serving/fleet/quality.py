@@ -45,6 +45,8 @@ class _Watched:
     """Whether the last probes were inside."""
     own: Answer | None = None
     """Its first answers."""
+    agreed: int = 0
+    """How many answers in a row were those. Of an engine that does not repeat itself nothing is known."""
 
 
 class QualityWatch:
@@ -129,18 +131,24 @@ class QualityWatch:
     def _judge(self, endpoint: Endpoint, answer: Answer) -> ProbeResult:
         watched = self._watched.setdefault(endpoint, _Watched())
         reference = self._reference(endpoint)
-        if reference is None and watched.own is None:
-            if any(answer):
-                watched.own = answer
+        band = reference.band_nats if reference is not None else self._settings.band_nats
+        if reference is None and watched.agreed < PROBES:
+            self._learn(watched, answer, band)
             return ProbeResult.LEARNED
         known = reference.answer if reference is not None else watched.own
         assert known is not None
-        band = reference.band_nats if reference is not None else self._settings.band_nats
         found = apart(known, answer)
         is_inside = found.inside(band)
         watched.recent.append(is_inside)
         self._conclude(endpoint, watched, f"{found.nats:.3g} nats from {_known(reference)}, band {band:.3g}")
         return ProbeResult.INSIDE if is_inside else ProbeResult.OUTSIDE
+
+    @staticmethod
+    def _learn(watched: _Watched, answer: Answer, band_nats: float) -> None:
+        is_same = watched.own is not None and apart(watched.own, answer).inside(band_nats)
+        if not is_same:
+            watched.own, watched.agreed = answer, 0
+        watched.agreed += any(answer)
 
     def _reference(self, endpoint: Endpoint) -> Reference | None:
         """That of its pool, if it is of this model and target: floors of other hardware say nothing here."""

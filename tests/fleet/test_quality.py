@@ -61,7 +61,7 @@ class Engines:
 
 async def test_two_of_three_report_and_two_of_three_take_it_back() -> None:
     engines = Engines(endpoint("a"), endpoint("b"))
-    assert [await engines.ask("a", body) for body in (GOOD, GOOD, GOOD)] == [None, None, True]
+    assert [await engines.ask("a") for _ in range(5)] == [None, None, None, None, True]
     assert await engines.ask("a", BAD) is True, "one odd probe says nothing"
     assert await engines.ask("a", GOOD) is True
     assert [await engines.ask("a", body) for body in (BAD, BAD)] == [False, False]
@@ -69,7 +69,7 @@ async def test_two_of_three_report_and_two_of_three_take_it_back() -> None:
     assert {each.name for each in engines.fleet.snapshot.candidates("tiny")} == {"a", "b"}, "without a file nobody is ejected"
     assert [await engines.ask("a", body) for body in (GOOD, GOOD)] == [False, True]
     assert engines.fleet.snapshot.statuses["a"].wrong == ""
-    assert [result for _, result in engines.results][:2] == [ProbeResult.LEARNED, ProbeResult.INSIDE]
+    assert [result for _, result in engines.results][:4] == [ProbeResult.LEARNED] * 3 + [ProbeResult.INSIDE]
     assert engines.usage[0] == Usage(48, None, 32)
 
 
@@ -95,7 +95,7 @@ async def test_an_unknown_one_does_not_take_the_place_of_one_that_is_out() -> No
 @pytest.mark.parametrize("change", [{"target": "cuda-b200"}, {"model": "other"}])
 async def test_a_file_of_another_target_or_model_says_nothing(change: dict[str, Any]) -> None:
     engines = Engines(endpoint("a"), references={"p": REFERENCE.model_copy(update=change)}, eject=True)
-    assert [await engines.ask("a", BAD) for _ in range(3)] == [None, None, True], "it is compared with itself"
+    assert [await engines.ask("a", BAD) for _ in range(5)] == [None] * 4 + [True], "it is compared with itself"
 
 
 @pytest.mark.parametrize(
@@ -121,20 +121,30 @@ async def test_what_is_no_answer_says_nothing_of_answers(answer: Any, result: Pr
 
 async def test_another_pod_at_the_address_starts_anew() -> None:
     engines = Engines(endpoint("a", uid="1"))
-    for body in (GOOD, BAD, BAD):
+    for body in (GOOD, GOOD, GOOD, BAD, BAD):
         await engines.ask("a", body)
     assert engines.fleet.snapshot.statuses["a"].answers_rightly is False
     engines.fleet.replace("p", [endpoint("a", uid="2")])
     assert engines.fleet.snapshot.statuses["a"].answers_rightly is None
-    assert [await engines.ask("a", BAD) for _ in range(3)] == [None, None, True]
+    assert [await engines.ask("a", BAD) for _ in range(5)] == [None] * 4 + [True]
+
+
+async def test_of_an_engine_that_does_not_repeat_itself_nothing_is_known() -> None:
+    """As the simulator, whose words are chance."""
+    engines = Engines(endpoint("a"))
+    assert {await engines.ask("a", body) for body in (GOOD, BAD) * 10} == {None}
+    assert {result for _, result in engines.results} == {ProbeResult.LEARNED}
+    for _ in range(4):
+        await engines.ask("a")
+    assert await engines.ask("a") is True
 
 
 @in_virtual_time
 async def test_each_is_asked_once_in_a_period_and_a_wrong_one_is_reported_within_three() -> None:
     engines = Engines(endpoint("a"), endpoint("b"), endpoint("c"), period_seconds=60.0)
     async with engines.watch:
-        await asyncio.sleep(300.0)
-        assert len(engines.asked) == pytest.approx(15, abs=1)
+        await asyncio.sleep(360.0)
+        assert len(engines.asked) == pytest.approx(18, abs=1)
         gaps = [after - before for before, after in zip(engines.asked, engines.asked[1:], strict=False)]
         assert gaps == pytest.approx([20.0] * len(gaps)), "evenly spread"
         engines.answers["http://b"] = (200, BAD)
@@ -148,7 +158,8 @@ async def test_one_that_restarts_learns_its_answers_anew() -> None:
     """Another model at a fixed address is no fault."""
     engines = Engines(endpoint("a"), period_seconds=10.0)
     async with engines.watch:
-        await asyncio.sleep(45.0)
+        await asyncio.sleep(55.0)
+        assert engines.fleet.snapshot.statuses["a"].answers_rightly is True
         engines.fleet.record("a", EndpointState.UNREADY, "refused")
         await asyncio.sleep(15.0)
         engines.answers["http://a"] = (200, BAD)
