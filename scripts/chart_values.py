@@ -107,6 +107,8 @@ class PoolGate(Closed):
     """There is a free node (or its free devices) for one more engine: the new one comes before an old one goes."""
     allowOutage: bool
     """Of a pool with one engine: while the new one is judged, and after it failed, none serves."""
+    probes: ObjectName
+    """A ConfigMap whose key probes.json holds the known answers (`serving gate probes`) that gateways watch the pool by."""
 
 
 class Pool(Closed):
@@ -280,6 +282,7 @@ class Autoscaling(Closed):
 
 
 class Gate(Closed):
+    eject: bool
     replicas: AtLeastOne
     reportsClaim: str
     runSeconds: Annotated[int, Field(ge=60, le=86_400)]

@@ -113,6 +113,24 @@ def test_the_controllers_settings_are_ones_that_it_takes(helm: Helm) -> None:
     assert settings.owner == settings.name == only(objects, "Deployment", "-gate")["metadata"]["name"]
 
 
+def test_gateways_watch_gated_pools(helm: Helm) -> None:
+    def quality(values: dict[str, Any]) -> Any:
+        return yaml.safe_load(only(helm.template(values), "ConfigMap", "-gateway")["data"]["gateway.yaml"]).get("quality")
+
+    assert quality({}) is None
+    assert quality({"pools": [POOL]}) == {"enabled": True}
+    path = "/etc/serving/quality/cpu/probes.json"
+    assert quality(VALUES["gated"]) == {"enabled": True, "references": {"cpu": path}, "eject": True}
+    gateway = container(only(helm.template(VALUES["gated"]), "Deployment", "-gateway"))
+    assert {"name": "probes-cpu", "mountPath": "/etc/serving/quality/cpu", "readOnly": True} in gateway["volumeMounts"]
+    given = {"pools": [POOL], "gateway": {"settings": {"quality": {"period_seconds": 20}}}}
+    assert quality(given) == {"enabled": True, "period_seconds": 20}
+    with pytest.raises(Refused, match=r"gate\.eject: needs"):
+        helm.template({"pools": [POOL], "gate": {"eject": True}})
+    with pytest.raises(Refused, match="references"):
+        helm.template({"pools": [POOL], "gateway": {"settings": {"quality": {"references": {"cpu": "x"}}}}})
+
+
 def test_the_controller_has_the_rights_that_it_uses(helm_4: Helm) -> None:
     rules = only(helm_4.template({"pools": [POOL]}), "Role", "-gate")["rules"]
     rights = {
