@@ -145,7 +145,6 @@ def test_the_controller_has_the_rights_that_it_uses(helm_4: Helm) -> None:
         ("configmaps", "create"): None,
         ("configmaps", "get"): ["x-serving-gate"],
         ("events", "create"): None,
-        ("leases", "create"): None,
         ("leases", "get"): ["x-serving-gate"],
         ("leases", "update"): ["x-serving-gate"],
     }
