@@ -1,7 +1,7 @@
 """The gate on a real control plane: a failing one stops a rollout after one engine, a passing one finishes it.
 
-What nobody can decide waits for a person. The controller runs here, with the token and the rights of the chart's one; its judge is
-told what to say.
+What nobody can decide waits for a person. The controller runs here, with the token and the rights of the chart's; what its judge
+says is told it.
 """
 
 from __future__ import annotations
