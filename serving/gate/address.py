@@ -151,7 +151,7 @@ class Address:
                 busy += 1
                 self._sleep(BUSY_SECONDS)
                 continue
-            said = f"{path}: answered {status}: {content[:SAID_BYTES].decode(errors='replace')}"
+            said = f"{path}: answered {status}: {_message(content)}"
             if status in BUSY:
                 raise Silent(said)
             raise (Garbage if status >= http.client.INTERNAL_SERVER_ERROR else Refused)(said)
@@ -169,3 +169,11 @@ class Address:
             return answer.status, answer.read()
         finally:
             connection.close()
+
+
+def _message(content: bytes) -> str:
+    """What an error says of itself, or how its body begins."""
+    try:
+        return str(json.loads(content)["error"]["message"])[:SAID_BYTES]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return content[:SAID_BYTES].decode(errors="replace")

@@ -15,6 +15,8 @@ ENGINE, MODEL = "engine", "model"
 ENGINE_FINDINGS = ("matched.kl", "stored_run.kl_ratio")
 """One of them answers whether the engine is right."""
 MODEL_FINDINGS = ("model.kl",)
+LONG_FACTOR = 2.0
+"""Times the limits of the mean KL."""
 
 
 def closeness(evidence: Evidence) -> Iterator[Finding]:
@@ -78,6 +80,12 @@ def _near(evidence: Evidence, found: Distance, name: str, floor_kl: float | None
         worst_band,
         f"the worst passage, {worst.name}, has KL {number(worst.mean_kl)}; fails above {number(worst_band.fails)}",
     )
+    if found.long is not None:
+        # Some dozens of positions, so with more room than all of them together.
+        far = Band(passes=band.passes * LONG_FACTOR, fails=band.fails * LONG_FACTOR)
+        low, high = number(found.long.low), number(found.long.high)
+        said = f"behind long contexts the mean KL is {number(found.long.value)} ({low} to {high})"
+        yield measured(f"{name}.long", found.long, far, said)
     beyond = 3 * found.log_perplexity_error
     yield measured(
         f"{name}.perplexity",

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from serving.core.errors import ConfigurationError
 from serving.gate.collected import Answer, Collected
+from serving.gate.decoding import LONG
 from serving.gate.distance import PassagePair, compare_passages
 from serving.gate.statistics import Estimate, mcnemar, standard_error, weighted_mean
 
+LEAST_POSITIONS = 20
+"""Of a passage whose mean is judged by itself."""
 LEAST_BASE = 0.2
 """A family of tasks of which the reference solves fewer says nothing about losses."""
 
@@ -37,7 +40,15 @@ class Distance:
 
     @property
     def worst(self) -> PassagePair:
-        return max(self.pairs, key=lambda pair: pair.mean_kl)
+        """Of those with enough positions for a mean; of all, where none has."""
+        enough = [pair for pair in self.pairs if len(pair.positions) >= LEAST_POSITIONS]
+        return max(enough or self.pairs, key=lambda pair: pair.mean_kl)
+
+    @property
+    def long(self) -> Estimate | None:
+        """Mean KL behind long contexts; None where they were left out."""
+        pairs = [pair for pair in self.pairs if pair.kind == LONG]
+        return weighted_mean([pair.kl_sum for pair in pairs], [len(pair.positions) for pair in pairs]) if pairs else None
 
     @property
     def perplexity_ratio(self) -> float:

@@ -144,7 +144,7 @@ def _passage(passage: WorstPassage) -> str:
     most = max(passage.kl_by_token, default=0.0) or 1.0
     text = "".join(_token(token, kl, most) for token, kl in zip(passage.text, passage.kl_by_token, strict=True))
     rows = "".join(
-        f'<tr><td class="figure">{worst.kl:.3f}</td><td><code>…{escape(worst.before)}</code></td>'
+        f'<tr><td class="figure">{worst.kl:.3f}</td><td><code>{escape(worst.before)}</code></td>'
         f"<td>{_likely(worst.reference)}</td><td>{_likely(worst.candidate)}</td></tr>"
         for worst in passage.worst
     )

@@ -179,7 +179,7 @@ def _worst_passage(pair: PassagePair, ours: Passage, theirs: Passage) -> WorstPa
         kind=pair.kind,
         mean_kl=pair.mean_kl,
         tokens=len(pair.positions),
-        text=tuple(ours.text(token) for token in ours.ids),
+        text=tuple(_shown(ours, place) for place in range(len(ours.ids))),
         kl_by_token=tuple(round(by_index[place].kl, 5) if place in by_index else 0.0 for place in range(len(ours.ids))),
         worst=tuple(_worst_token(position, ours, theirs) for position in ranked),
     )
@@ -190,11 +190,16 @@ def _worst_token(position: Position, ours: Passage, theirs: Passage) -> WorstTok
     return WorstToken(
         index=index,
         kl=position.kl,
-        before="".join(ours.text(token) for token in ours.ids[max(0, index - AROUND) : index]),
-        token=ours.text(ours.ids[index]),
+        before="".join(_shown(ours, place) for place in range(max(0, index - AROUND), index)),
+        token=_shown(ours, index),
         reference=_likely(ours, index, ours, theirs),
         candidate=_likely(theirs, index, theirs, ours),
     )
+
+
+def _shown(passage: Passage, place: int) -> str:
+    """A token's text. Engines do not tell that of a prompt's first one, which nothing predicts."""
+    return "…" if place == 0 and str(passage.ids[0]) not in passage.words else passage.text(passage.ids[place])
 
 
 def _likely(passage: Passage, index: int, *texts: Passage) -> tuple[Likely, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from serving.gate.compare import Mismatch, mismatch
-from serving.gate.evidence import Evidence
+from serving.gate.evidence import Evidence, number
 from serving.gate.verdict import Finding, Outcome
 
 _TROUBLES: dict[str, tuple[Outcome, str]] = {
@@ -17,6 +17,7 @@ _TROUBLES: dict[str, tuple[Outcome, str]] = {
 
 def soundness(evidence: Evidence) -> Iterator[Finding]:
     yield from _alive(evidence)
+    yield from _sound_references(evidence)
     yield from _same_tokens(evidence)
     yield from _quantized(evidence)
     yield from _enough(evidence)
@@ -38,6 +39,14 @@ def _alive(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(name=f"alive.{kind}", outcome=outcome, said=said + more)
 
 
+def _sound_references(evidence: Evidence) -> Iterator[Finding]:
+    """What is held against a broken reference proves nothing."""
+    for name, collected in evidence.references():
+        for trouble in collected.troubles[:1]:
+            said = f"the {name} was in trouble itself: {trouble.where}: {trouble.said}"
+            yield Finding(name="reference", outcome="not_decided", said=said)
+
+
 def _same_tokens(evidence: Evidence) -> Iterator[Finding]:
     for name, collected in evidence.references():
         found = mismatch(collected, evidence.candidate)
@@ -56,19 +65,21 @@ def _explain(name: str, found: Mismatch) -> str:
 
 
 def _quantized(evidence: Evidence) -> Iterator[Finding]:
-    """A quantization that was asked for and did not happen has the original's numbers to the last bit."""
+    """A quantization that was asked for and did not happen has the original's numbers, but for the noise of one engine."""
     found = evidence.from_reference
     if not evidence.is_quantized or found is None:
         return
-    if found.is_identical:
+    noise = evidence.floor.repeat_kl if evidence.floor else 0.0
+    if found.is_identical or found.kl.high <= noise:
+        near = "exactly 0" if found.is_identical else f"{number(found.kl.value)}, no more than an engine is from itself,"
         yield Finding(
             name="quantized",
             outcome="fail",
             said=(
-                f"KL to the unquantized reference is exactly 0 over {found.tokens} tokens: the quantization to {evidence.format} "
+                f"KL to the unquantized reference is {near} over {found.tokens} tokens: the quantization to {evidence.format} "
                 "that was asked for did not happen"
             ),
-            value=0.0,
+            value=found.kl.value,
         )
     else:
         yield Finding(
