@@ -19,6 +19,7 @@ from serving.gate.verdict import EXIT_STATUS, Verdict, from_json
 from serving.gatekeeper.controller import JudgeFailed
 from serving.gatekeeper.pods import GatedPod
 from serving.gatekeeper.settings import GatekeeperSettings
+from serving.settings import child_environment
 
 RUN = (sys.executable, "-m", "serving", "gate", "run")
 SECRET_VARIABLE = "SERVING_ENGINE_SECRET"
@@ -51,9 +52,8 @@ class ProcessJudge:
 
     async def _process(self, command: Sequence[str]) -> tuple[int, bytes, str]:
         """Its exit status, what it printed, and the end of what it said on standard error."""
-        environment = dict(os.environ)
-        if self._settings.engine_secret_file is not None:
-            environment[SECRET_VARIABLE] = _first_line(self._settings.engine_secret_file)
+        secret = self._settings.engine_secret_file
+        environment = child_environment({} if secret is None else {SECRET_VARIABLE: _first_line(secret)})
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,

@@ -106,6 +106,11 @@ def test_what_would_be_an_outage_is_refused(helm: Helm, pool: dict[str, Any], me
         helm.template(values)
 
 
+def test_names_cannot_tell_that_an_engine_was_taken_out(helm: Helm) -> None:
+    with pytest.raises(Refused, match=r"gateway\.discovery: must be kubernetes where a pool has a gate"):
+        helm.template({"pools": [POOL], "gateway": {"discovery": "dns"}})
+
+
 def test_the_controllers_settings_are_ones_that_it_takes(helm: Helm) -> None:
     objects = helm.template(VALUES["gated"])
     settings = GatekeeperSettings.model_validate(yaml.safe_load(only(objects, "ConfigMap", "-gate")["data"]["gate.yaml"]))

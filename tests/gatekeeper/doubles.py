@@ -28,13 +28,15 @@ def settings_for(api: KubernetesApi, **fields: Any) -> GatekeeperSettings:
     )
 
 
-def add_gated(api: KubernetesApi, name: str, *, flags: str = "good", port: int = 8000, **fields: Any) -> None:
-    """A pod whose configuration is told by one word of its command."""
+def add_gated(
+    api: KubernetesApi, name: str, *, flags: str = "good", port: int = 8000, labels: dict[str, str] | None = None, **fields: Any
+) -> None:
+    """A pod whose configuration is told by one word of its command. `labels` go over the usual ones."""
     api.add_pod(
         name,
         "127.0.0.1",
         port=port,
-        labels=LABELS,
+        labels=LABELS | (labels or {}),
         gates=[CONDITION],
         image="vllm@sha256:" + "a" * 64,
         command=["vllm", "serve", flags],

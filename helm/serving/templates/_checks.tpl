@@ -14,6 +14,9 @@
 {{- fail (printf "pools: %s: autoscaling: needs autoscaling.prometheus.address, where KEDA reads the demand" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (include "serving.hasGate" .) (eq $values.gateway.discovery "dns") -}}
+{{- fail "gateway.discovery: must be kubernetes where a pool has a gate: a name without addresses may be a name server that fails, so an engine that the gate took out would serve on" -}}
+{{- end -}}
 {{- $keys := $values.gateway.keys -}}
 {{- if and (or $values.gateway.database.existingSecret $keys.fileKey) (not $keys.existingSecret) -}}
 {{- fail "gateway.keys.existingSecret: is empty, and the keys of gateway.database and gateway.keys.fileKey are hashed with what is in it" -}}
