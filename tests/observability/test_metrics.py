@@ -10,15 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.core.context import RequestContext, Usage
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.routes import CHAT_COMPLETIONS
-from serving.observability.metrics import INTER_CHUNK_SECONDS, REQUEST_SECONDS, TTFT_SECONDS, BucketHistogram, Metrics
+from serving.observability.collectors import BucketHistogram
+from serving.observability.metrics import Metrics
+from serving.observability.series import LABELS as LABELS_OF_ALL
+from serving.observability.series.definition import INTER_CHUNK_SECONDS, REQUEST_SECONDS, TTFT_SECONDS
+from serving.observability.series.fleet import ENDPOINT_READY
 
 LABELS = ("tiny", "default")
+LABELS_OF_TOKENS = {"model": "tiny", "pool": "default", "target": "cpu-epyc"}
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -42,6 +47,9 @@ def settled(**fields: Any) -> Metrics:
         "model": "tiny",
         "asked_model": "tiny",
         "pool": "default",
+        "target": "cpu-epyc",
+        "tenant": "red",
+        "endpoint": "e1",
         "outcome": Outcome.OK,
         "first_byte": 2.0,
         "last_byte": 8.0,
@@ -130,7 +138,7 @@ def test_every_outcome_can_be_a_label(outcome: Outcome) -> None:
 def test_tokens_count_by_kind() -> None:
     metrics = settled()
     counted = {
-        kind: exported(metrics, "serving_tokens_total", model="tiny", pool="default", kind=kind)
+        kind: exported(metrics, "serving_tokens_total", model="tiny", pool="default", target="cpu-epyc", kind=kind)
         for kind in ("prompt", "cached", "output")
     }
     assert counted == {"prompt": 100, "cached": 60, "output": 4}
@@ -139,9 +147,9 @@ def test_tokens_count_by_kind() -> None:
 
 def test_no_tokens_are_known_tokens() -> None:
     metrics = settled(usage=Usage(0, 0, 0))
-    tokens = {"model": "tiny", "pool": "default"}
-    assert not exported(metrics, "serving_tokens_total", **tokens, kind="prompt")
-    assert exported(metrics, "serving_usage_unknown_total", **tokens) is None
+    of = {"model": "tiny", "pool": "default"}
+    assert exported(metrics, "serving_tokens_total", **of, target="cpu-epyc", kind="prompt") == 0
+    assert exported(metrics, "serving_usage_unknown_total", **of) is None
 
 
 @pytest.mark.parametrize("usage", [Usage(), Usage(5, 0, None), Usage(None, 0, 5)])
@@ -149,11 +157,11 @@ def test_an_answer_without_its_counts_is_counted_as_such(usage: Usage) -> None:
     metrics = settled(usage=usage)
     assert exported(metrics, "serving_usage_unknown_total", model="tiny", pool="default") == 1
     for kind, tokens in (("prompt", usage.prompt_tokens), ("output", usage.output_tokens)):
-        assert exported(metrics, "serving_tokens_total", model="tiny", pool="default", kind=kind) == tokens
+        assert exported(metrics, "serving_tokens_total", **LABELS_OF_TOKENS, kind=kind) == (tokens or 0)
 
 
 def test_estimated_tokens_are_counted_apart_too() -> None:
-    of = {"model": "tiny", "pool": "default", "kind": "output"}
+    of = {**LABELS_OF_TOKENS, "kind": "output"}
     estimated = settled(usage_estimated=True)
     assert exported(estimated, "serving_tokens_total", **of) == 4
     assert exported(estimated, "serving_tokens_estimated_total", **of) == 4
@@ -189,7 +197,7 @@ def test_only_whole_answers_have_a_duration() -> None:
 
 
 def test_a_request_that_no_engine_answered_counts_its_outcome_only() -> None:
-    metrics = settled(first_byte=0.0, model="", pool="", outcome=Outcome.UNAUTHORIZED)
+    metrics = settled(first_byte=0.0, model="", pool="", tenant="", outcome=Outcome.UNAUTHORIZED)
     assert exported(metrics, "serving_requests_total", model="", route="chat_completions", outcome="unauthorized") == 1
     assert not {name for name in names(metrics) if "tokens" in name or "usage" in name or "duration" in name}
 
@@ -206,7 +214,7 @@ def test_an_attempt_counts_by_its_result() -> None:
 def test_a_gauge_read_at_the_scrape_forgets_what_is_gone() -> None:
     rows = {("tiny", "default", "cpu", "e1"): 1.0, ("tiny", "default", "cpu", "e2"): 0.0}
     metrics = Metrics()
-    metrics.watch_endpoints(lambda: rows.items())
+    metrics.watch(ENDPOINT_READY, lambda: rows.items())
     labels = {"model": "tiny", "pool": "default", "target": "cpu"}
     assert exported(metrics, "serving_endpoint_ready", **labels, endpoint="e1") == 1
     assert exported(metrics, "serving_endpoint_ready", **labels, endpoint="e2") == 0
@@ -235,16 +243,17 @@ def test_every_series_carries_the_prefix_or_is_the_processs_own() -> None:
 
 
 def test_no_field_of_a_request_becomes_a_label_by_itself() -> None:
-    allowed = {"model", "pool", "route", "outcome", "kind", "reason", "endpoint", "result", "target", "le"}
+    allowed = {*LABELS_OF_ALL, "le"}
     metrics = settled(chunk_intervals=[1] * (len(INTER_CHUNK_SECONDS) + 1))
     labels = {label for (name, pairs) in series(metrics.exposition()[0]) if name.startswith("serving_") for label, _ in pairs}
     assert labels <= allowed
-    assert not labels & {field.name for field in dataclasses.fields(RequestContext)} - {"model", "pool", "route", "outcome"}
+    known = {"model", "pool", "target", "endpoint", "tenant", "route", "outcome"}  # names of the settings, or words of ours
+    assert not labels & {field.name for field in dataclasses.fields(RequestContext)} - known
 
 
 def test_the_exposition_says_what_it_is() -> None:
     text, content_type = Metrics().exposition()
-    assert content_type == CONTENT_TYPE_LATEST
+    assert content_type == CONTENT_TYPE_PLAIN_0_0_4
     assert text.endswith(b"\n")
 
 
