@@ -163,8 +163,8 @@ class QualityWatch:
         wrong = watched.recent.count(False)
         if wrong >= ENOUGH:
             out = self._settings.eject and self._reference(endpoint) is not None
-            if self._fleet.mark_quality(endpoint.name, inside=False, said=f"answers wrongly: {said}", ejected=out):
-                what = "answers wrongly and gets no more requests" if out else "answers wrongly"
+            what = "answers wrongly and gets no requests" if out else "answers wrongly"
+            if self._fleet.mark_quality(endpoint.name, inside=False, said=f"{what}: {said}", ejected=out):
                 log.warning("endpoint %s %s: %s", endpoint.name, what, said, extra={"endpoint": endpoint.name, "ejected": out})
         elif len(watched.recent) - wrong >= ENOUGH:
             was_wrong = status.answers_rightly is False

@@ -120,7 +120,7 @@ class Snapshot:
         return self.tasks_by_model.get(model, ())
 
     def ready(self, model: str) -> bool:
-        return any(s.state is EndpointState.READY for s in self.by_model.get(model, ()))
+        return any(s.state is EndpointState.READY and not s.is_ejected for s in self.by_model.get(model, ()))
 
     @property
     def any_ready(self) -> bool:

@@ -11,7 +11,7 @@ from serving.gatekeeper.pods import CONDITION, gated_pod
 from serving.gatekeeper.settings import GatekeeperSettings
 from tests.chart.conftest import COMMIT, VALUES
 from tests.chart.test_network import MONITORING, Network, labels
-from tests.doubles.tools import Helm, Refused, container, only, pod_templates
+from tests.doubles.tools import CHART, Helm, Refused, container, only, pod_templates
 
 pytestmark = pytest.mark.chart
 GATE = {"arguments": ["--matched", "/reports/matched.json"]}
@@ -169,6 +169,14 @@ def test_the_controller_reaches_engines_and_the_api_server(helm_4: Helm) -> None
     assert not network.allows("ingress", gate, "operators", labels=engine)
     plain = helm_4.template({"pools": [{k: v for k, v in POOL.items() if k != "gate"}]})
     assert not Network(plain).allows("ingress", labels(plain, "Deployment", "-cpu"), "http", labels=gate)
+
+
+def test_the_notes_say_where_to_look(helm_4: Helm) -> None:
+    shown = helm_4.run("install", "x", str(CHART), "--dry-run=client", "--namespace", "ns", values=VALUES["gated"])
+    notes = shown.partition("NOTES:")[2]
+    assert "--namespace ns exec deploy/x-serving-gate -- serving gate verdicts" in notes
+    assert "Pool cpu: its engines are ready when the gate has passed them, one after another." in notes
+    assert "Pool spare: its engines are ready when the gate has passed them, each before an old one goes." in notes
 
 
 def test_a_rollout_is_given_the_time_of_the_gate(helm_4: Helm) -> None:

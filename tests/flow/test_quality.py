@@ -106,6 +106,9 @@ async def test_a_model_whose_engines_all_answer_wrongly_answers_503(engine: Scri
         await become(lambda: says(gateway, "e1") is False)
         answer = await ask(gateway.url, "/v1/chat/completions", chat())
         assert answer.status == 503 and answer.header("retry-after")
+        assert (await ask(gateway.url, "/health")).json["models"] == {"tiny": False}
+        (shown,) = (await ask(gateway.url, "/fleet")).json["pools"][0]["endpoints"]
+        assert "answers wrongly and gets no requests" in shown["reason"]
         engine.probes = RIGHT
         await become(lambda: says(gateway, "e1"))
         assert (await ask(gateway.url, "/v1/chat/completions", chat())).status == 200
