@@ -9,7 +9,7 @@ from serving.catalog.gate_rules import Band, MatchedRules
 from serving.gate.compare import Distance
 from serving.gate.evidence import Evidence, decide, measured, number
 from serving.gate.statistics import Estimate, paired_t, weighted_mean
-from serving.gate.verdict import Finding, Outcome
+from serving.gate.verdict import Finding
 
 ENGINE, MODEL = "engine", "model"
 ENGINE_FINDINGS = ("matched.kl", "stored_run.kl_ratio")
@@ -164,12 +164,10 @@ def _model(evidence: Evidence) -> Iterator[Finding]:
         f"{1 - found.lost_top1:.2%} of the sure tokens kept"
     )
     if rules is None:
-        outcome: Outcome = "not_decided" if MODEL in evidence.rules.questions else "pass"
-        yield Finding(
-            name="model",
-            outcome=outcome,
-            said=f"{figures}; no limit was laid down for {evidence.format} in {evidence.rules.name}",
-        )
+        # Where nobody asks, the figures stand in the report, and the verdict says that they were not judged.
+        if MODEL in evidence.rules.questions:
+            said = f"{figures}; no limit was laid down for {evidence.format} in {evidence.rules.name}"
+            yield Finding(name="model", outcome="not_decided", said=said)
         return
     yield measured("model.kl", found.kl, rules.kl, f"{figures}; limits: {rules.reason}")
     log_ratio = Estimate(found.perplexity_ratio, *(_exp(end) for end in (found.log_perplexity.low, found.log_perplexity.high)))

@@ -81,7 +81,7 @@ class Evidence:
 
     def references(self) -> Iterator[tuple[str, Collected]]:
         """Names and collections of all that are given."""
-        for name, collected in (("matched", self.matched), ("reference", self.reference), ("honest run", self.honest)):
+        for name, collected in (("matched reference", self.matched), ("reference", self.reference), ("honest run", self.honest)):
             if collected is not None:
                 yield name, collected
 

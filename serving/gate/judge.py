@@ -154,6 +154,8 @@ def _blind(evidence: Evidence, findings: Sequence[Finding], configuration: Confi
         found.append("one wrong scale in one matrix: it drowns in honest quantization loss without a matched reference")
     if evidence.is_quantized and evidence.reference is None:
         found.append("whether the model is good enough: no --reference was given")
+    elif evidence.is_quantized and evidence.format_rules.model is None:
+        found.append(f"whether the model is good enough: no limit was laid down for {evidence.format} in {evidence.rules.name}")
     if evidence.candidate.acceptance is None and evidence.plain is None:
         found.append("speculative decoding: the engine counts no drafts, and no second address without it was given")
     found.append("load: large batches, preemption, and requests that disturb each other")

@@ -12,7 +12,7 @@ from serving.gate.text import WORDS, figures
 from serving.gate.verdict import Finding, Verdict
 
 STYLE = Path(__file__).with_name("page.css")
-_SHOWN_PASSAGES = 30
+_SHOWN_PASSAGES = 12
 _GAUGE = 170, 24
 _FULL_HEAT = 0.85
 
@@ -41,8 +41,8 @@ def page(report: GateReport) -> str:
         _list("What a pass here would mean", verdict.sees),
         _list("What this run cannot see", verdict.blind),
         "</div>",
-        *(_compared(compared) for compared in report.compared),
         _worst(report),
+        *(_compared(compared) for compared in report.compared),
         _tied(verdict),
         _cost(verdict),
     ]
@@ -66,11 +66,11 @@ def _calibration(verdict: Verdict) -> str:
 def _findings(findings: Sequence[Finding]) -> str:
     rows = "".join(
         f'<tr><td class="name">{escape(finding.name)}</td><td class="{finding.outcome}">{WORDS[finding.outcome].lower()}</td>'
-        f'<td>{_gauge(finding)}</td><td class="said">{escape(finding.said)}</td></tr>'
+        f'<td class="figures">{_gauge(finding)}</td><td class="said">{escape(finding.said)}</td></tr>'
         for finding in findings
     )
     head = "<tr><th>test</th><th></th><th>figure between its limits</th><th>what was found</th></tr>"
-    return f'<div class="scroll"><table>{head}{rows}</table></div>'
+    return f'<table class="findings">{head}{rows}</table>'
 
 
 def _gauge(finding: Finding) -> str:
@@ -122,7 +122,7 @@ def _bars(compared: Compared) -> str:
         f'<span>{escape(name)}</span><i style="width:{100 * value / most:.1f}%"></i><span>{value:.4f}</span>'
         for name, value in ranked
     )
-    return f'<div><h3>Mean KL by passage</h3><div class="bars">{rows}</div></div>'
+    return f'<div><h3>Mean KL by passage, the worst of {len(compared.kl_by_passage)}</h3><div class="bars">{rows}</div></div>'
 
 
 def _worst(report: GateReport) -> str:

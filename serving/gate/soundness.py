@@ -70,8 +70,8 @@ def _quantized(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_quantized or found is None:
         return
     noise = evidence.floor.repeat_kl if evidence.floor else 0.0
-    if found.is_identical or found.kl.high <= noise:
-        near = "exactly 0" if found.is_identical else f"{number(found.kl.value)}, no more than an engine is from itself,"
+    if found.kl.high <= noise:
+        near = "exactly 0" if found.kl.high == 0 else f"{number(found.kl.value)}, no more than an engine is from itself,"
         yield Finding(
             name="quantized",
             outcome="fail",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.catalog.gate_rules import GateRules
+from serving.catalog.gate_rules import Band, FormatRules, GateRules, ModelRules
 from serving.core.errors import ConfigurationError
 from serving.gate.address import Address
 from serving.gate.collect import CollectOptions, collect
@@ -49,7 +49,27 @@ def test_a_fault_that_hides_from_the_original_fails_against_its_own_weights(rule
     verdict = judge(evidence(rules, broken, matched=matched, reference=original))
     assert verdict.outcome == "fail"
     assert verdict.reason.startswith("matched.kl: mean KL 0.0")
-    assert finding(verdict, "model").outcome == "pass"  # no limit was laid down, and the question is not asked
+    assert "whether the model is good enough: no limit was laid down for nvfp4a16 in default" in verdict.blind
+
+
+def test_whether_the_model_is_good_enough_is_judged_by_its_own_limits(rules: GateRules) -> None:
+    quantized, original = collected(**QUANTIZATION), collected()
+    given = {"matched": quantized, "reference": original}
+    both = rules.model_copy(update={"questions": ("engine", "model")})
+    open_question = judge(evidence(both, quantized, **given))
+    assert open_question.outcome == "not_decided"
+    assert "no limit was laid down for nvfp4a16" in open_question.reason
+    for most, outcome in ((0.5, "pass"), (0.05, "fail")):
+        limits = ModelRules(
+            kl=Band(passes=most, fails=most),
+            perplexity_ratio=Band(passes=2, fails=3),
+            lost_points=Band(passes=0.1, fails=0.2),
+            reason="a test",
+        )
+        format_rules = FormatRules(quantizes_activations=False, model=limits)
+        limited = both.model_copy(update={"formats": {"nvfp4a16": format_rules}})
+        verdict = judge(evidence(limited, quantized, **given))
+        assert (verdict.outcome, finding(verdict, "model.kl").outcome) == (outcome, outcome)
 
 
 def test_a_pass_of_the_tasks_does_not_override_a_fail(rules: GateRules) -> None:
