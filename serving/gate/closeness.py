@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from serving.catalog.gate_rules import Band, MatchedRules
 from serving.gate.compare import Distance
 from serving.gate.evidence import Evidence, decide, measured, number
+from serving.gate.explain import looks_like
 from serving.gate.statistics import Estimate, paired_t, weighted_mean
 from serving.gate.verdict import Finding
 
@@ -63,13 +64,12 @@ def _near(evidence: Evidence, found: Distance, name: str, floor_kl: float | None
     rules = evidence.rules.matched
     band = kl_band(rules, floor_kl)
     floor = f"a floor of {number(floor_kl)}" if floor_kl is not None else "no measured floor"
-    yield measured(
-        f"{name}.kl",
-        found.kl,
-        band,
+    said = (
         f"mean KL {number(found.kl.value)} nats (95 %: {number(found.kl.low)} to {number(found.kl.high)}) over {found.tokens} "
-        f"tokens, with {floor}; passes to {number(band.passes)}, fails above {number(band.fails)}",
+        f"tokens, with {floor}; passes to {number(band.passes)}, fails above {number(band.fails)}"
     )
+    outcome = decide(found.kl, band)
+    yield measured(f"{name}.kl", found.kl, band, f"{said}: {looks_like(found, name)}" if outcome == "fail" else said, outcome)
     factor = 1.0 if floor_kl is not None else rules.uncalibrated_factor
     scale = max(1.0, (floor_kl or 0.0) * rules.kl_floors.passes / rules.kl.passes) if rules.kl.passes else 1.0
     worst, wide = found.worst, rules.worst_passage_kl

@@ -64,19 +64,22 @@ class Outcome:
 
 def judge_address(order: Order, report: Report = lambda line: None) -> Outcome:
     """Raises: ConfigurationError for an address at which nothing answers, and for references that do not fit."""
+
+    def reference(given: str | None) -> Collected | None:
+        return gather(given, order, report) if given is not None else None
+
     candidate = gather(order.candidate, order, report, is_candidate=True)
-    assert candidate is not None
     evidence = Evidence(
         candidate=candidate,
         format=order.format,
         rules=order.rules,
         target=order.target,
         floor=order.floor,
-        matched=gather(order.matched, order, report),
-        reference=gather(order.reference, order, report),
-        honest=gather(order.honest, order, report),
+        matched=reference(order.matched),
+        reference=reference(order.reference),
+        honest=reference(order.honest),
         is_same_engine=order.is_same_engine,
-        plain=gather(order.plain, order, report),
+        plain=reference(order.plain),
         expected_acceptance=order.expected_acceptance,
         customer_share=order.customer_share,
     )
@@ -84,10 +87,8 @@ def judge_address(order: Order, report: Report = lambda line: None) -> Outcome:
     return Outcome(verdict, make_report(evidence, verdict, without_prompts=order.without_prompts), candidate)
 
 
-def gather(given: str | None, order: Order, report: Report, *, is_candidate: bool = False) -> Collected | None:
+def gather(given: str, order: Order, report: Report, *, is_candidate: bool = False) -> Collected:
     """From a file, or from an address that is asked now."""
-    if given is None:
-        return None
     if not is_address(given):
         collected = read_collected(Path(given))
         if is_candidate and order.collecting.configuration is not None:
