@@ -93,6 +93,8 @@ async def test_what_operators_see(engine: ScriptedEngine, api: KubernetesApi) ->
                 assert (await client.read()).is_done
         scrape = MetricValues((await ask(url, "/metrics")).body.decode())
         assert scrape.sum("serving_engine_waiting_requests", endpoint="fixed") == 4.0
+        accelerators = {pool: scrape.sum("serving_accelerators", pool=pool) for pool in ("default", "found", "empty")}
+        assert accelerators == {"default": 1, "found": 2, "empty": 0}, "an engine that gets no requests is paid, too"
         assert scrape.sum("serving_engine_kv_cache_usage_ratio", endpoint="fixed") == 0.25
 
 
