@@ -27,7 +27,7 @@ pytestmark = pytest.mark.engine
 PERIOD_SECONDS = 0.5
 SHORT_SECONDS = 15.0
 SOAK_SECONDS = float(os.environ.get("SERVING_TEST_SOAK_SECONDS", "3600"))
-RESTART_SECONDS = 300.0
+RESTART_SECONDS = min(300.0, SOAK_SECONDS / 4)
 """Between two restarts of the engine in the long run."""
 
 
