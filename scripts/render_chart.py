@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py", "pod/first_token.py", "pod/wait_for_memory.py")
 SECTIONS = (
-    *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "auth", "tenants", "database"),
-    *("ledger", "prices", "routing", "logging", "tracing"),
+    *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "quality", "auth", "tenants"),
+    *("database", "ledger", "prices", "routing", "logging", "tracing"),
 )
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
@@ -40,6 +40,7 @@ OF_THE_CHART = {
     "LimitStoreSettings": ("url",),
     "LedgerSettings": ("spill_dir",),
     "RoutingSettings": ("explain_key",),
+    "QualitySettings": ("references", "eject"),
 }
 """Fields that the chart sets by itself, or that are secrets or files, which values cannot bring."""
 

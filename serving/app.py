@@ -44,9 +44,11 @@ from serving.fleet.breaker import BreakerState, Fault
 from serving.fleet.dns import Discovery
 from serving.fleet.engine_load import EngineLoad
 from serving.fleet.health import Health
+from serving.fleet.known_answers import QUALITY_HEADER, read_reference
 from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
 from serving.fleet.probe import Probe, ProbeFailed
+from serving.fleet.quality import QualityWatch
 from serving.fleet.report import DollarReport, FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
 from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
@@ -55,6 +57,7 @@ from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.observability.series import fleet as series
 from serving.observability.series import money, requests
+from serving.observability.series.quality import STATE as QUALITY_STATE
 from serving.observability.series.tenants import LIMIT, LIMIT_LEFT
 from serving.observability.window import Ledgers, Said, Window
 from serving.pipeline import Pipeline
@@ -71,6 +74,7 @@ from serving.tenancy.claims import Claims
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.limits import Admission
 from serving.tenancy.prices import Prices
+from serving.tenancy.probe_costs import ProbeCosts
 from serving.tenancy.quotas import LocalQuotas
 from serving.tenancy.readings import QueueReadings, limits_left, limits_set
 from serving.tenancy.slots import Slots
@@ -138,6 +142,13 @@ class Gateway:
             in_flight=self.chooser.in_flight,
             heard=self._engine_said,
             missed=lambda endpoint: self.chooser.miss(endpoint, settings.engine_load.stale_seconds),
+        )
+        self.quality = QualityWatch(
+            self.fleet,
+            self._post_quality,
+            settings.quality,
+            {pool: read_reference(path) for pool, path in settings.quality.references.items()},
+            probed=ProbeCosts(self.metrics, settings.prices).probed,
         )
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
@@ -230,13 +241,21 @@ class Gateway:
             raise _probe_failure(error) from None
 
     async def _post(self, url: str, request: TokenRequest, *, timeout_seconds: float) -> tuple[int, bytes]:
+        return await self._post_marked(url, request, TOKEN_HEADER, timeout_seconds)
+
+    async def _post_quality(self, url: str, request: TokenRequest, *, timeout_seconds: float) -> tuple[int, bytes]:
+        return await self._post_marked(url, request, QUALITY_HEADER, timeout_seconds)
+
+    async def _post_marked(
+        self, url: str, request: TokenRequest, header: tuple[bytes, bytes], timeout_seconds: float
+    ) -> tuple[int, bytes]:
         try:
             return await self.relay.post(
                 url,
                 request.path,
                 request.body,
                 content_type=request.content_type,
-                header=TOKEN_HEADER,
+                header=header,
                 timeout_seconds=timeout_seconds,
             )
         except WireError as error:
@@ -302,6 +321,14 @@ class Gateway:
         metrics.watch(series.ENDPOINT_IN_FLIGHT, self._in_flight)
         metrics.watch(series.READY_ENDPOINTS, self._ready_by_pool)
         metrics.watch(series.RUNNING_REQUESTS, self._running_by_pool)
+        metrics.watch(
+            QUALITY_STATE,
+            lambda: (
+                ((e.model, e.pool, e.target, e.name), float(status.answers_rightly))
+                for status in self.fleet.snapshot.statuses.values()
+                if status.answers_rightly is not None and (e := status.endpoint)
+            ),
+        )
         metrics.watch_loads(self._loads)
         metrics.watch(series.POOL_INFO, lambda: ((key, 1.0) for key in self.bill.endpoints))
         metrics.watch(money.ACCELERATORS, self.bill.accelerators)
@@ -411,7 +438,16 @@ class Gateway:
             self.tracing.start()
         kubernetes = self.kubernetes or contextlib.nullcontext()
         await self.accounts.start()
-        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader, self.window:
+        async with (
+            self.quotas,
+            self.relay,
+            self.probe,
+            self.discovery,
+            kubernetes,
+            self.load_reader,
+            self.window,
+            self.quality,
+        ):
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield

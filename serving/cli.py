@@ -15,6 +15,8 @@ from serving.catalog_commands import register as register_catalog_commands
 from serving.core.errors import ConfigurationError
 from serving.explain_cli import explain
 from serving.fleet_command import fleet
+from serving.gate.commands import app as gate_app
+from serving.gatekeeper.commands import register as register_gatekeeper_commands
 from serving.replay.commands import app as replay_app
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ app.command()(explain)
 
 register_catalog_commands(app)
 app.add_typer(replay_app)
+app.add_typer(gate_app)
+register_gatekeeper_commands(gate_app)
 
 
 @app.command()

@@ -24,6 +24,7 @@ from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerS
 from serving.limit_settings import LimitStoreSettings, QueueSettings
 from serving.machine_settings import TargetSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, adapters_of, check_models, served_name
+from serving.quality_settings import QualitySettings
 from serving.routing_settings import RoutingSettings
 from serving.setting_types import Count, Name, Seconds, Section
 from serving.strict_yaml import read_yaml
@@ -432,6 +433,7 @@ class Settings(BaseSettings):
     discovery: DiscoverySettings = DiscoverySettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     engine_load: LoadSettings = LoadSettings()
+    quality: QualitySettings = QualitySettings()
     routing: RoutingSettings = RoutingSettings()
     targets: dict[Name, TargetSettings] = Field(default_factory=dict)
     """What accelerators cost and draw, by the target that endpoints and pools name, where that is not as in the catalog.

@@ -16,6 +16,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from serving.catalog.engine_names import EngineImage, EngineImages, Flag, FlagName, Removed, VariableName, Vocabulary
 from serving.catalog.evidence import Anchor, Assumed, Comparison, Speculation
+from serving.catalog.gate_rules import GateRules
 from serving.catalog.hardware import Nodes, Target, Toleration
 from serving.catalog.records import BITS, Bytes, Count, EngineBuild, Format, Name, NotNegative, Positive, Record, Status, Text
 from serving.catalog.shape import Shape
@@ -274,3 +275,5 @@ class Catalog(Record):
     engine_metrics: tuple[str, ...] = ()
     """Series of the engine that the product reads."""
     images: tuple[EngineImage, ...]
+    gates: Mapping[str, GateRules] = Field(default_factory=dict)
+    """Limits and floors of the gate, by the name of their file."""

@@ -98,7 +98,7 @@ def fleet_report(
                 name=status.endpoint.name,
                 pod=status.endpoint.pod or None,
                 state=str(status.state),
-                reason=status.reason,
+                reason=status.wrong or status.reason,
                 breaker=str(status.breaker),
                 share=status.share(monotonic()),
                 in_flight=in_flight(status.endpoint.name),

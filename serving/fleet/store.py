@@ -68,11 +68,17 @@ class EndpointStatus:
     """How long from then on it takes less than its share; 0: not at all."""
     adapters: frozenset[str] = frozenset()
     """The LoRA adapters that its engine listed last, as far as they are set as models."""
+    answers_rightly: bool | None = None
+    """What known-answer probes say of it; None: nothing yet."""
+    wrong: str = ""
+    """How wrong its answers are."""
+    is_ejected: bool = False
+    """For wrong answers: it gets no requests even if there is no other."""
 
     @property
     def serves(self) -> bool:
-        """Ready, and requests say nothing else."""
-        return self.state is EndpointState.READY and self.breaker is BreakerState.CLOSED
+        """Ready, and neither requests nor known answers say anything else."""
+        return self.state is EndpointState.READY and self.breaker is BreakerState.CLOSED and not self.is_ejected
 
     def share(self, now: float) -> float:
         """How much of what it would get otherwise it should get, above 0 and up to 1."""
@@ -117,7 +123,7 @@ class Snapshot:
         return self.tasks_by_model.get(model, ())
 
     def ready(self, model: str) -> bool:
-        return any(s.state is EndpointState.READY for s in self.by_model.get(model, ()))
+        return any(s.state is EndpointState.READY and not s.is_ejected for s in self.by_model.get(model, ()))
 
     @property
     def any_ready(self) -> bool:
@@ -125,6 +131,7 @@ class Snapshot:
 
 
 def _candidates(statuses: tuple[EndpointStatus, ...], most_ejected_share: float) -> tuple[Endpoint, ...]:
+    statuses = tuple(s for s in statuses if not s.is_ejected)
     ready = [s for s in statuses if s.state is EndpointState.READY]
     if not ready:
         return tuple(s.endpoint for s in statuses if s.state is EndpointState.UNKNOWN)
@@ -255,6 +262,15 @@ class Fleet:
         self._statuses[name] = self._beginning(after, now) if is_back else after
         self.snapshot = self._freeze()
         return before.breaker is not breaker
+
+    def mark_quality(self, name: str, *, inside: bool, said: str = "", ejected: bool = False) -> bool:
+        """Note what known-answer probes say of an endpoint. Returns whether that changed, apart from the words."""
+        before = self._statuses.get(name)
+        if before is None or (before.answers_rightly, before.wrong, before.is_ejected) == (inside, said, ejected):
+            return False
+        self._statuses[name] = replace(before, answers_rightly=inside, wrong=said, is_ejected=ejected)
+        self.snapshot = self._freeze()
+        return (before.answers_rightly, before.is_ejected) != (inside, ejected)
 
     def end_ramps(self, now: float) -> None:
         """Let go of slow starts that are over."""

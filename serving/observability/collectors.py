@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -179,3 +180,24 @@ def read_at_scrape(series: Series, read: ReadRows) -> Collector:
     """A counter or a gauge that is kept elsewhere."""
     kept = CounterOnScrape if series.kind == "counter" else GaugeOnScrape
     return kept(series.name, series.documentation, series.labels, read)
+
+
+class SeriesRegistry:
+    """The series of a process that is no gateway."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+
+    def counter(self, series: Series) -> BulkCounter:
+        made = counter_of(series)
+        self._registry.register(made)
+        return made
+
+    def watch(self, series: Series, read: ReadRows) -> None:
+        """Export what is kept elsewhere."""
+        self._registry.register(read_at_scrape(series, read))
+
+    def exposition(self) -> bytes:
+        """In the text format 0.0.4."""
+        return generate_latest(self._registry)

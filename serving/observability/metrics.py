@@ -26,7 +26,7 @@ from serving.observability.collectors import (
     histogram_of,
     read_at_scrape,
 )
-from serving.observability.series import fleet, money, process, requests, routing, tenants
+from serving.observability.series import fleet, money, process, quality, requests, routing, tenants
 from serving.observability.series.definition import Series
 
 ENGINE_LOADS = (
@@ -120,6 +120,9 @@ class Metrics:
         self.usage_unknown = self._counter(requests.USAGE_UNKNOWN)
         self.discovery_failures = self._counter(fleet.DISCOVERY_FAILURES)
         self.load_failures = self._counter(fleet.LOAD_FAILURES)
+        self.quality_probes = self._counter(quality.PROBES)
+        self.quality_tokens = self._counter(quality.TOKENS)
+        self.quality_dollars = self._counter(quality.DOLLARS)
         self.audio_seconds = self._counter(requests.AUDIO_SECONDS)
         self.endpoint_output_tokens = self._counter(fleet.ENDPOINT_OUTPUT_TOKENS)
         self.objective_requests = self._counter(requests.OBJECTIVE_REQUESTS)

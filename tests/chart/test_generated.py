@@ -173,6 +173,8 @@ def test_the_gateways_settings_are_ones_that_the_gateway_takes(helm: Helm) -> No
         data = yaml.safe_load(text)
         data["relay"].pop("engine_secret_file")  # a file that this machine does not have
         data.setdefault("auth", {})["key_secret"] = "from the environment"
+        data.get("quality", {}).pop("references", None)
+        data.get("quality", {}).pop("eject", None)
         settings = Settings.model_validate(data)
         assert [pool.name for pool in settings.pools] == [pool["name"] for pool in values.get("pools", [{"name": "cpu"}])]
         assert settings.server.operator_host == "0.0.0.0"

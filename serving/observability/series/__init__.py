@@ -6,12 +6,13 @@ and pool only; tenants and endpoints have counters and gauges.
 
 from __future__ import annotations
 
-from serving.observability.series import fleet, money, process, requests, routing, tenants
+from serving.observability.series import fleet, money, process, quality, requests, routing, tenants
 from serving.observability.series.definition import Series, defined_in
 
 GROUPS: dict[str, tuple[Series, ...]] = {
     "Requests": defined_in(requests),
     "Pools and endpoints": defined_in(fleet),
+    "Answers": defined_in(quality),
     "Routing": defined_in(routing),
     "Tenants": defined_in(tenants),
     "Money and energy": defined_in(money),
