@@ -17,7 +17,7 @@ from tests.doubles.tools import Helm, pod_templates
 pytestmark = pytest.mark.chart
 FOLDER = Path(__file__).with_name("golden")
 RELEASES = ("mixed", "air-gapped", "simulated")
-FILES = ("-engine-files", "-dashboard")
+FILES = ("-engine-files", *(f"-dashboard-{name}" for name in ("overview", "targets", "routing", "tenants", "engines")))
 """ConfigMaps that hold whole files, which have tests of their own."""
 
 
