@@ -5,7 +5,7 @@ from __future__ import annotations
 from .choices import FLEET
 from .measures import TOKENS_PER_SECOND
 from .panels import Dashboard, Panel, Query, Row, lines, stacked
-from .queries import ENGINE, MODEL, engine_quantile, mean, rate, summed
+from .queries import ENGINE, MODEL, engine_quantile, mean, mean_of_all, rate, summed
 
 
 def engines() -> Dashboard:
@@ -39,10 +39,11 @@ def _time() -> tuple[Panel, ...]:
     return (
         stacked(
             "Where the time goes",
-            "Mean seconds of a request: waiting in the gateway (those that had to), in the engine, reading its prompt, writing.",
+            "Mean seconds of a request over what is chosen above: waiting in the gateway (those that had to), in the engine, reading its "
+            "prompt, writing.",
             "s",
-            Query(f"{gateway} or vector(0)", "waits in the gateway"),
-            *(Query(mean(series, ENGINE, "target"), f"{words} {{{{target}}}}") for series, words in stages),
+            Query(f"{gateway} or on () vector(0)", "waits in the gateway"),
+            *(Query(mean_of_all(series, ENGINE), words) for series, words in stages),
             width=12,
             height=8,
         ),

@@ -49,7 +49,7 @@ def _now() -> tuple[Row | object, ...]:
             "Quality",
             "Engines whose answers are outside the band that their checkpoint was measured with. 0 also where nothing is probed.",
             "none",
-            Query(f"count(min by ({ENDPOINTS}) (serving_quality_state{{{TARGET}}}) == 0) or vector(0)", "outside"),
+            Query(f"count(min by ({ENDPOINTS}) (serving_quality_state{{{TARGET}}}) == 0) or on () vector(0)", "outside"),
             steps=((None, GREEN), (1, RED)),
         ),
         stat(

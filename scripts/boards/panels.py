@@ -8,6 +8,8 @@ from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
+LEAST = {"percentunit": 0.05, "s": 0.01, "currencyUSD": 0.01}
+"""The end of an axis on which everything is 0, by unit; Grafana's own would be 100."""
 RED, GREEN = "red", "green"
 
 
@@ -95,7 +97,7 @@ def _graph(
     most: float | None,
     custom: dict[str, Any],
 ) -> Panel:
-    defaults: dict[str, Any] = {"custom": {**custom, "showPoints": "never"}, "min": 0}
+    defaults: dict[str, Any] = {"custom": {**custom, "showPoints": "never", "axisSoftMax": LEAST.get(unit, 1)}, "min": 0}
     if most is not None:
         defaults["max"] = most
     options = {

@@ -45,3 +45,7 @@ def engine_quantile(share: float, series: str, by: str) -> str:
 def mean(series: str, matchers: str, by: str) -> str:
     """Of any histogram."""
     return f"{summed(by, rate(f'{series}_sum', matchers))} / {summed(by, rate(f'{series}_count', matchers))}"
+
+
+def mean_of_all(series: str, matchers: str) -> str:
+    return f"sum({rate(f'{series}_sum', matchers)}) / (sum({rate(f'{series}_count', matchers)}) > 0)"

@@ -137,6 +137,6 @@ def _failures() -> tuple[Panel, ...]:
             "Endpoints left out",
             "How often an endpoint was left out for failing within the last hour, by pool.",
             "none",
-            Query(f"sum by (pool) (increase(serving_endpoint_ejections_total{{{ENDPOINT}}}[1h])) or vector(0)", "{{pool}}"),
+            Query(f"sum by (pool) (increase(serving_endpoint_ejections_total{{{ENDPOINT}}}[1h])) or on () vector(0)", "{{pool}}"),
         ),
     )

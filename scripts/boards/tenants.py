@@ -44,9 +44,9 @@ def _totals() -> tuple[Panel, ...]:
         width=18,
         height=8,
     )
-    active = f"count({summed('tenant', rate('serving_tenant_requests_total', OF_TENANT))} > 0) or vector(0)"
+    active = f"count({summed('tenant', rate('serving_tenant_requests_total', OF_TENANT))} > 0) or on () vector(0)"
     asked = f"sum({rate('serving_tenant_requests_total', OF_TENANT)})"
-    refused = f"sum({rate('serving_limit_refusals_total', OF_TENANT)}) / {asked} or vector(0)"
+    refused = f"sum({rate('serving_limit_refusals_total', OF_TENANT)}) / {asked} or on () vector(0)"
     return (
         table_of_all,
         stat("Active tenants", "That ended a request just now.", "none", Query(active, "active"), width=6),
@@ -106,7 +106,7 @@ def _limits() -> tuple[Panel, ...]:
             "Refused at the door",
             "Requests a second that no engine saw, by the error's code, of all tenants and of nobody.",
             "reqps",
-            Query(f"{summed('reason', rate('serving_rejections_total', SPACE))} or vector(0)", "{{reason}}"),
+            Query(f"{summed('reason', rate('serving_rejections_total', SPACE))} or on () vector(0)", "{{reason}}"),
         ),
     )
 

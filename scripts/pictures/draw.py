@@ -21,11 +21,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from setup import cache_dir, digest
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 BOARDS = ROOT / "deploy" / "observability" / "dashboards"
 VARIABLES = ("namespace", "model", "pool", "target", "tenant")
 ROW_PIXELS, HEAD_PIXELS = 38, 84
@@ -141,7 +141,8 @@ def draw(content: dict[str, Any], folder: Path, target: Path) -> None:
         page = Path(scratch) / "page.html"
         data = json.dumps(content).replace("</", "<\\/")
         page.write_text(
-            "<!doctype html><meta charset=utf-8><style>body{margin:0}</style><div id=page></div>"
+            "<!doctype html><meta charset=utf-8><style>body{margin:0}</style>"
+            f"<link rel=stylesheet href={json.dumps((folder / 'page.css').as_uri())}><div id=page></div>"
             f"<script>window.__grafana_public_path__ = {json.dumps(icons.as_uri() + '/')}; window.PICTURE = {data};</script>"
             f"<script src={json.dumps((folder / 'page.js').as_uri())}></script>",
             encoding="utf-8",

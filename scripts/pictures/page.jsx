@@ -2,7 +2,8 @@
 import React from 'react';
 import { createRoot } from 'react-dom/client';
 import { FieldColorModeId, FieldType, ThemeContext, createTheme, dateTime, getDisplayProcessor, toDataFrame } from '@grafana/data';
-import { BarGauge, BigValue, GlobalStyles, PanelChrome, Table, TimeSeries } from '@grafana/ui';
+import { BarGauge, BigValue, GlobalStyles, InteractiveTable, PanelChrome, TimeSeries } from '@grafana/ui';
+import 'uplot/dist/uPlot.min.css';
 
 const { dashboard, answers, range, choices, note, width } = window.PICTURE;
 const theme = createTheme({ colors: { mode: 'light' } });
@@ -70,20 +71,21 @@ function Bars({ panel, size }) {
   });
 }
 
-function Lines({ panel, size }) {
+function Lines({ panel }) {
   const [{ options }] = panel.transformations;
   const all = series(panel);
-  const keys = [...new Set(all.map((each) => each.labels[options.byField]))].sort();
-  const frame = toDataFrame({ fields: [{ name: options.byField, type: FieldType.string, values: keys, config: {} }] });
-  frame.fields[0].display = getDisplayProcessor({ field: frame.fields[0], theme });
-  for (const target of panel.targets) {
-    const unit = panel.fieldConfig.overrides.find((each) => each.matcher.options === target.legendFormat).properties[0].value;
-    const found = new Map(all.filter((each) => each.ref === target.refId).map((each) => [each.labels[options.byField], last(each.points)]));
-    const column = { ...panel, fieldConfig: { defaults: { unit } } };
-    frame.fields.push(field(column, target.legendFormat, keys.map((key) => found.get(key) ?? null), 0));
+  const rows = new Map();
+  for (const each of all) {
+    const key = each.labels[options.byField];
+    const target = panel.targets.find((one) => one.refId === each.ref);
+    const unit = panel.fieldConfig.overrides.find((one) => one.matcher.options === target.legendFormat).properties[0].value;
+    const shown = field({ fieldConfig: { defaults: { unit } } }, each.name, [], 0).display(last(each.points));
+    rows.set(key, { ...rows.get(key), key, [each.ref]: `${shown.prefix ?? ''}${shown.text}${shown.suffix ?? ''}` });
   }
-  frame.length = keys.length;
-  return <Table data={frame} showTypeIcons={false} {...size} />;
+  const columns = [{ id: 'key', header: options.byField }];
+  columns.push(...panel.targets.map((target) => ({ id: target.refId, header: target.legendFormat })));
+  const data = [...rows.values()].sort((a, b) => a.key.localeCompare(b.key));
+  return <InteractiveTable columns={columns} data={data} getRowId={(row) => row.key} />;
 }
 
 const KINDS = { timeseries: Graph, stat: Stat, bargauge: Bars, table: Lines };
