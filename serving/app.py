@@ -30,6 +30,9 @@ from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.routes import ROUTES
+from serving.cost.bill import Bill, PoolKey
+from serving.cost.costs import Costs
+from serving.cost.hardware import Machines, catalog_targets, targets_of
 from serving.engines.api_server import ApiServer
 from serving.engines.exchange import AnswerTimedOut, ConnectTimedOut, WireError
 from serving.engines.machine import require_free_port
@@ -46,7 +49,7 @@ from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.observability.series import fleet as series
-from serving.observability.series import requests
+from serving.observability.series import money, requests
 from serving.observability.series.tenants import LIMIT, LIMIT_LEFT
 from serving.pipeline import Pipeline
 from serving.routing.explain import Explain
@@ -54,7 +57,7 @@ from serving.routing.models import public_models
 from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
 from serving.routing.setup import chooser_of
-from serving.settings import LimitSettings, Settings, TracingSettings, kubernetes_access, own_namespace
+from serving.settings import LimitSettings, Settings, TracingSettings, catalog_dir, kubernetes_access, own_namespace
 from serving.tenancy.accounts import Accounts, check_accounts
 from serving.tenancy.capacity import Capacity
 from serving.tenancy.claims import Claims
@@ -81,6 +84,9 @@ class Gateway:
         self.metrics = Metrics()
         fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, slots=e.slots) for e in settings.endpoints]
         self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools}, settings=settings.health)
+        self.machines = Machines(settings, catalog_targets(catalog_dir(), targets_of(settings)))
+        self.costs = Costs(self.machines)
+        self.bill = Bill(self._endpoints_by_pool, self.machines)
         self.relay = Relay(settings.relay)
         self.health = Health(self.fleet, settings.health, ejected=self._ejected)
         self.probe = Probe(
@@ -101,7 +107,11 @@ class Gateway:
         )
         self.kubernetes = self._kubernetes_discovery()
         self.load_reader = LoadReader(
-            self.fleet, self._get, settings.engine_load, failed=lambda pool: self.metrics.load_failures.add((pool,))
+            self.fleet,
+            self._get,
+            settings.engine_load,
+            failed=lambda pool: self.metrics.load_failures.add((pool,)),
+            heard=self.costs.hear,
         )
         estimates = TokenEstimates()
         self.quotas = _quotas(settings, self.metrics)
@@ -113,7 +123,11 @@ class Gateway:
             slots=self.slots,
             refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
         )
-        self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
+        self.chooser = chooser_of(
+            settings.routing,
+            lambda: self.fleet.snapshot.ramping,
+            lambda pool, target: self.machines.of(pool, target).dollars_per_second,
+        )
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         self.accounts = Accounts(settings, self.metrics)
@@ -135,6 +149,8 @@ class Gateway:
             settings=settings.relay,
             objectives=Objectives(settings.routing),
             explain=Explain(settings.routing.explain_key),
+            costs=self.costs,
+            prices=_prices(settings),
             tracing=self.tracing,
             ledger=self.accounts.ledger,
         )
@@ -207,7 +223,7 @@ class Gateway:
 
     def _gauges(self) -> None:
         metrics = self.metrics
-        metrics.before_scrape = self.pipeline.publish
+        metrics.before_scrape = self._bring_up_to_now
         metrics.on_scrape(metrics.in_flight, lambda: self.pipeline.in_flight)
         metrics.on_scrape(metrics.open_leases, lambda: self.admission.open_leases)
         metrics.on_scrape(metrics.engine_connections, lambda: self.relay.open_connections)
@@ -233,6 +249,13 @@ class Gateway:
         metrics.watch(series.READY_ENDPOINTS, self._ready_by_pool)
         metrics.watch(series.RUNNING_REQUESTS, self._running_by_pool)
         metrics.watch_loads(self._loads)
+        metrics.watch(series.POOL_INFO, lambda: ((key, 1.0) for key in self.bill.endpoints))
+        metrics.watch(money.ACCELERATORS, self.bill.accelerators)
+        metrics.watch(money.ACCELERATOR_PRICE, self.bill.prices)
+        metrics.watch(money.BILL_DOLLARS, self.bill.dollars)
+        metrics.watch(money.POWER, self.bill.watts)
+        metrics.watch(money.USED_DOLLARS, self.costs.used)
+        metrics.watch(money.FAILED_DOLLARS, self.costs.failed)
         queues = QueueReadings(self.settings, self.fleet, self.slots)
         metrics.watch(requests.QUEUED, queues.waiting)
         metrics.watch(requests.SLOTS, queues.capacity)
@@ -263,6 +286,25 @@ class Gateway:
             if value is not None:
                 yield (e.model, e.pool, e.target, e.name), value
 
+    def _bring_up_to_now(self) -> None:
+        """Before a scrape."""
+        self.pipeline.publish()
+        self.costs.look()
+        self.bill.look()
+
+    def _endpoints_by_pool(self) -> dict[PoolKey, int]:
+        """How many endpoints there are by model, pool and target, those that get no requests included: they are paid as well."""
+        counts = {(e.model, e.pool, e.target): 0 for e in self.settings.endpoints}
+        targets = {pool.name: pool.target for pool in self.settings.pools}
+        counts |= {(pool.model, pool.name, pool.target): 0 for pool in self.settings.pools}
+        for status in self.fleet.snapshot.statuses.values():
+            e = status.endpoint
+            counts[e.model, e.pool, e.target] += 1
+        for withheld in self.fleet.withheld.values():
+            for each in withheld:
+                counts[each.model, each.pool, targets[each.pool]] += 1
+        return counts
+
     def _in_flight(self) -> Iterable[tuple[tuple[str, ...], float]]:
         for status in self.fleet.snapshot.statuses.values():
             e = status.endpoint
@@ -287,6 +329,8 @@ class Gateway:
         self.chooser.retain(endpoints)
         self.health.retain(endpoints.values())
         self.relay.retain({endpoint.url for endpoint in endpoints.values()})
+        self.costs.retain(endpoints)
+        self.bill.look()
         counted = endpoints.keys() | set(self.fleet.departed)
         for counter in (self.metrics.attempts, self.metrics.ejections, self.metrics.endpoint_output_tokens):
             counter.retain(lambda labels: labels[1] in counted)
@@ -342,11 +386,15 @@ def _quotas(settings: Settings, metrics: Metrics) -> LocalQuotas | SharedQuotas:
 
 def _claims(settings: Settings, estimates: TokenEstimates) -> Claims:
     """Counts dollars only where there are prices."""
-    prices = settings.prices if settings.prices.models or settings.prices.pools else None
     pools: dict[str, set[str]] = {}
     for model, pool in (*((e.model, e.pool) for e in settings.endpoints), *((p.model, p.name) for p in settings.pools)):
         pools.setdefault(model, set()).add(pool)
-    return Claims(estimates, None if prices is None else Prices(prices), pools)
+    return Claims(estimates, _prices(settings), pools)
+
+
+def _prices(settings: Settings) -> Prices | None:
+    """What tenants are charged, where that is set."""
+    return Prices(settings.prices) if settings.prices.models or settings.prices.pools else None
 
 
 def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slots]:

@@ -33,6 +33,8 @@ from serving.core.errors import (
 )
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 from serving.core.routes import supported
+from serving.cost.costs import Costs
+from serving.cost.machine_time import Stay
 from serving.engines.body import is_repeatable, prepare, understand
 from serving.engines.exchange import (
     AnswerTimedOut,
@@ -66,6 +68,7 @@ from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.ledger import Ledger
 from serving.tenancy.limits import Admission, Lease
+from serving.tenancy.prices import NANODOLLARS, Prices
 from serving.tenancy.tenants import Identity, Tenant
 
 if TYPE_CHECKING:
@@ -120,6 +123,8 @@ class Pipeline:
         settings: RelaySettings,
         objectives: Objectives,
         explain: Explain,
+        costs: Costs,
+        prices: Prices | None = None,
         tracing: Tracing | None = None,
         ledger: Ledger | None = None,
         clock: Clock = monotonic,
@@ -138,6 +143,8 @@ class Pipeline:
         self._retry_budget = retry_budget
         self.objectives = objectives
         self._explain = explain
+        self._costs = costs
+        self._prices = prices
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
         self._form_buffer_bytes = settings.form_buffer_bytes
@@ -309,6 +316,8 @@ class Pipeline:
             else:
                 if passage.answer.is_stream:
                     self._chooser.first_token(ticket)
+                    if passage.stay is not None:
+                        self._costs.first_token(passage.stay)
                 return passage.answer
             if not again:
                 if not isinstance(error, MENDED_ELSEWHERE):
@@ -374,6 +383,7 @@ class Pipeline:
         if self._tracing is not None:
             self._tracing.begin_attempt(ctx, self._clock())
         self._chooser.begin(ticket)
+        passage.stay = self._costs.begin(endpoint, ticket.work.rates, ticket.prefill_seconds, ctx)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
         log.warning("endpoint %s: %s", endpoint.name, failure, extra={"request_id": passage.ctx.request_id})
@@ -516,6 +526,16 @@ class Pipeline:
             else:
                 self._chooser.drop(ticket, gone=result is AttemptResult.UNREACHABLE)
             self._metrics.attempt(endpoint.pool, endpoint.name, result)
+        if passage.stay is not None:
+            self._leave(passage, passage.stay)
+
+    def _leave(self, passage: Passage, stay: Stay) -> None:
+        """The machine has no more to do for the request."""
+        if passage.answer is not None:
+            self._costs.end(stay)
+            return
+        passage.stay = None
+        passage.failed_dollars += self._costs.fail(stay)
 
     def _settle(self, passage: Passage) -> None:
         """Give back what the request holds, then publish how it ended; only the first call does anything."""
@@ -567,7 +587,12 @@ class Pipeline:
         if passage.answered is not None and passage.view is not None:
             self._chooser.learn(passage.answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
             self._metrics.routed(ctx, passage.answered)
+        if passage.stay is not None or passage.failed_dollars:
+            ctx.machine = self._costs.settle(passage.stay, passage.failed_dollars, ctx)
         self._metrics.settle(ctx, passage.ended, passage.objective)
+        if self._prices is not None and ctx.first_byte and ctx.tenant and ctx.route.runs_model:
+            charged = self._prices.cost(ctx.model, ctx.pool, ctx.usage)
+            self._metrics.charge(ctx.tenant, sum(filter(None, charged)) / NANODOLLARS)
         if self._ledger is not None and passage.identity is not None:
             self._ledger.add(ctx, passage.identity, passage.ended)
         if self._request_log is not None:
@@ -586,11 +611,13 @@ class Passage:
         "ctx",
         "ended",
         "failed",
+        "failed_dollars",
         "identity",
         "isolation",
         "lease",
         "objective",
         "settled",
+        "stay",
         "ticket",
         "view",
     )
@@ -609,6 +636,10 @@ class Passage:
         """Of the attempt whose answer the client got, once that is over."""
         self.failed: Endpoint | None = None
         """Where the last attempt failed in a way that may be the request's own."""
+        self.stay: Stay | None = None
+        """At the machine of the attempt that is under way, or of the one that answered; None where that has no price."""
+        self.failed_dollars = 0.0
+        """What attempts cost that gave no answer."""
         self.answer: Answer | None = None
         self.view: AnswerView | WholeView | None = None
         self.counted = self.settled = False

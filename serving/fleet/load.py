@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from serving.core.clock import Clock, monotonic
-from serving.fleet.engine_load import read_load
+from serving.fleet.engine_load import EngineLoad, read_load
 from serving.fleet.probe import Get, ProbeFailed
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.fleet_settings import LoadSettings
@@ -20,7 +20,7 @@ class LoadReader:
 
     An endpoint has one read under way at most: one that never answers holds up none of the others.
     An engine that does not answer, or answers nonsense, is left alone: what it said last grows stale and is then unknown.
-    `failed` is called with the endpoint's pool.
+    `failed` is called with the endpoint's pool, `heard` with what an engine said.
     """
 
     def __init__(
@@ -30,12 +30,14 @@ class LoadReader:
         settings: LoadSettings,
         *,
         failed: Callable[[str], None] = lambda pool: None,
+        heard: Callable[[Endpoint, EngineLoad], None] = lambda endpoint, load: None,
         clock: Clock = monotonic,
     ) -> None:
         self._fleet = fleet
         self._get = get
         self._settings = settings
         self._failed = failed
+        self._heard = heard
         self._clock = clock
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -84,3 +86,4 @@ class LoadReader:
             self._failed(endpoint.pool)
         else:
             self._fleet.record_load(endpoint, load)
+            self._heard(endpoint, load)

@@ -14,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from serving import __version__
 from serving.core.context import RequestContext
+from serving.core.money import UNPRICED
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 from serving.observability.collectors import (
     BucketHistogram,
@@ -177,6 +178,14 @@ class Metrics:
             tenant = self.tenants.get(ctx.tenant) or self.tenant(ctx.tenant)
             outcomes = tenant.outcomes
             outcomes[ctx.outcome] = outcomes.get(ctx.outcome, 0) + 1
+            if ctx.machine is not UNPRICED:
+                prompt_dollars, cached_dollars, output_dollars, _ = ctx.machine
+                dollars = tenant.dollars
+                if dollars is None:
+                    dollars = tenant.dollars = [0.0] * len(KINDS)
+                dollars[0] += prompt_dollars or 0.0
+                dollars[1] += cached_dollars or 0.0
+                dollars[2] += output_dollars or 0.0
         if ctx.model != ctx.asked_model and ctx.first_byte:
             self.other_models.add((ctx.asked_model, ctx.model, "fallback" if ctx.fell_back else "alias"))
         if not ctx.first_byte or not ctx.route.runs_model:
@@ -190,15 +199,15 @@ class Metrics:
         elif usage.prompt_tokens is None or usage.output_tokens is None:
             self.usage_unknown.add(labels)
         prompt, cached, output = usage.prompt_tokens or 0, usage.cached_tokens or 0, usage.output_tokens or 0
-        tokens = self.tokens
-        for row in (
-            tokens.rows.get((model, pool, ctx.target)) or tokens.row((model, pool, ctx.target)),
-            () if tenant is None else tenant.tokens,
-        ):
-            if row:
-                row[0] += prompt
-                row[1] += cached
-                row[2] += output
+        row = self.tokens.rows.get((model, pool, ctx.target)) or self.tokens.row((model, pool, ctx.target))
+        row[0] += prompt
+        row[1] += cached
+        row[2] += output
+        if tenant is not None:
+            row = tenant.tokens
+            row[0] += prompt
+            row[1] += cached
+            row[2] += output
         if output:
             self.endpoint_output_tokens.add((pool, ctx.endpoint), output)
         if ctx.usage_estimated:
@@ -222,6 +231,11 @@ class Metrics:
 
     def _objective(self, ctx: RequestContext, wanted: Wanted, objective: str, *, met: bool) -> None:
         self.objective_requests.add((ctx.model, ctx.pool, wanted.name, objective, "true" if met else "false"))
+
+    def charge(self, name: str, dollars: float) -> None:
+        """A tenant is charged for an answer."""
+        counts = self.tenant(name)
+        counts.charged_dollars = (counts.charged_dollars or 0.0) + dollars
 
     def tenant(self, name: str) -> TenantCounts:
         """The counts of a tenant; those of all others once there are too many to have series of their own."""

@@ -32,6 +32,7 @@ class Ticket:
     question: Question | None = None
     ttft_seconds: float | None = None
     cached_tokens: float = 0.0
+    prefill_seconds: float = 0.0
     decision: Decision | None = None
 
     def __init__(self, endpoint: Endpoint, work: Work) -> None:
@@ -76,7 +77,7 @@ class Choice(Ticket):
         self.endpoint = endpoint
         self.work = work
         self.question: Question = question
-        self.prefill_seconds = prefill_seconds
+        self.prefill_seconds: float = prefill_seconds
         """Predicted, as all of these."""
         self.ttft_seconds: float = ttft_seconds
         self.output_tokens = output_tokens

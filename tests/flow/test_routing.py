@@ -87,7 +87,7 @@ ENDPOINTS = [{"name": "e1", "url": "http://engine:8000", "model": "m", "pool": "
     ("routing", "words"),
     [
         ({"pools": {"b20": {}}}, "there is no pool 'b20'; did you mean b200?"),
-        ({"pools": {"b200": {"elastic": True}}}, "dollars_per_hour"),
+        ({"pools": {"b200": {"accelerators": 0}}}, "greater than or equal to 1"),
         ({"explain_key": "short"}, "at least 16"),
         ({"objective": "urgent"}, "'interactive', 'standard' or 'batch'"),
         ({"policy": "cheapest"}, "'cost'"),
