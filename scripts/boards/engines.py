@@ -39,8 +39,8 @@ def _time() -> tuple[Panel, ...]:
     return (
         stacked(
             "Where the time goes",
-            "Mean seconds of a request over what is chosen above: waiting in the gateway (those that had to), in the engine, reading its "
-            "prompt, writing.",
+            "Mean seconds of a request over what is chosen above: waiting in the gateway (those that had to), in the engine, "
+            "reading its prompt, writing.",
             "s",
             Query(f"{gateway} or on () vector(0)", "waits in the gateway"),
             *(Query(mean_of_all(series, ENGINE), words) for series, words in stages),
@@ -67,7 +67,7 @@ def _room() -> tuple[Panel, ...]:
             "KV cache in use",
             "Of each engine. Near 100 % it puts requests aside, and computes them again later.",
             "percentunit",
-            Query(f"max by (pool, instance) (vllm:kv_cache_usage_perc{{{ENGINE}}})", "{{pool}} {{instance}}"),
+            Query(f"max by (pool, pod, instance) (vllm:kv_cache_usage_perc{{{ENGINE}}})", "{{pool}} {{pod}} {{instance}}"),
             width=6,
             most=1,
         ),
@@ -75,7 +75,7 @@ def _room() -> tuple[Panel, ...]:
             "Preemptions",
             "Requests a second that an engine put aside since its cache was full.",
             "ops",
-            Query(summed("pool, instance", rate("vllm:num_preemptions_total", ENGINE)), "{{pool}} {{instance}}"),
+            Query(summed("pool, pod, instance", rate("vllm:num_preemptions_total", ENGINE)), "{{pool}} {{pod}} {{instance}}"),
             width=6,
         ),
         lines(
@@ -102,28 +102,28 @@ def _work() -> tuple[Panel, ...]:
             "Running",
             "Requests in the batch of each engine.",
             "none",
-            Query(f"sum by (pool, instance) (vllm:num_requests_running{{{ENGINE}}})", "{{pool}} {{instance}}"),
+            Query(f"sum by (pool, pod, instance) (vllm:num_requests_running{{{ENGINE}}})", "{{pool}} {{pod}} {{instance}}"),
             width=6,
         ),
         lines(
             "Waiting",
             "Requests that each engine holds and does not run.",
             "none",
-            Query(f"sum by (pool, instance) (vllm:num_requests_waiting{{{ENGINE}}})", "{{pool}} {{instance}}"),
+            Query(f"sum by (pool, pod, instance) (vllm:num_requests_waiting{{{ENGINE}}})", "{{pool}} {{pod}} {{instance}}"),
             width=6,
         ),
         lines(
             "Output tokens by engine",
             "Tokens a second that each engine writes. Zero beside running requests is an engine that hangs.",
             TOKENS_PER_SECOND,
-            Query(summed("pool, instance", rate("vllm:generation_tokens_total", ENGINE)), "{{pool}} {{instance}}"),
+            Query(summed("pool, pod, instance", rate("vllm:generation_tokens_total", ENGINE)), "{{pool}} {{pod}} {{instance}}"),
             width=6,
         ),
         lines(
             "Prompt tokens by engine",
             "Tokens a second that each engine reads, cached ones included.",
             TOKENS_PER_SECOND,
-            Query(summed("pool, instance", rate("vllm:prompt_tokens_total", ENGINE)), "{{pool}} {{instance}}"),
+            Query(summed("pool, pod, instance", rate("vllm:prompt_tokens_total", ENGINE)), "{{pool}} {{pod}} {{instance}}"),
             width=6,
         ),
         stacked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .choices import FLEET
 from .measures import ALL, DOLLARS, TOKENS_PER_SECOND, bill_per_million, tokens, tokens_per_node
 from .panels import GREEN, RED, Dashboard, Query, Row, lines, stacked, stat
-from .queries import MODEL, OURS, POOL, TARGET, quantile, rate, summed, with_target
+from .queries import MODEL, OURS, POOL, POOL_LABELS, TARGET, quantile, rate, summed, with_target
 
 ENDPOINTS = "namespace, model, pool, target, endpoint"
 
@@ -66,9 +66,13 @@ def _now() -> tuple[Row | object, ...]:
         ),
         stat(
             "Bill",
-            "Dollars an hour for all accelerators, used or idle.",
+            "Dollars an hour for all accelerators that there are now, used or idle.",
             DOLLARS,
-            Query(f"sum(serving:bill_dollars_per_hour:rate5m{{{TARGET}}})", "an hour"),
+            Query(
+                f"sum(max by ({POOL_LABELS}) (serving_accelerators{{{TARGET}}})"
+                f" * max by ({POOL_LABELS}) (serving_accelerator_price_dollars_per_hour{{{TARGET}}}))",
+                "an hour",
+            ),
             decimals=2,
         ),
         stat(

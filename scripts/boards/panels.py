@@ -136,7 +136,7 @@ def stat(
 
 
 def bars(
-    title: str, description: str, unit: str, *queries: Query, width: int = 6, height: int = 7, decimals: int | None = None
+    title: str, description: str, unit: str, *queries: Query, width: int = 6, height: int = 6, decimals: int | None = None
 ) -> Panel:
     """The last values beside each other."""
     defaults: dict[str, Any] = {"min": 0, "color": {"mode": "palette-classic"}}
@@ -150,6 +150,8 @@ def bars(
         "showUnfilled": True,
         "minVizWidth": 8,
         "minVizHeight": 16,
+        "namePlacement": "top",
+        "text": {"titleSize": 14, "valueSize": 22},
     }
     return Panel("bargauge", title, description, unit, queries, width, height, defaults, options)
 

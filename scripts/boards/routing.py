@@ -32,7 +32,8 @@ def _predictions() -> tuple[Panel, ...]:
     return (
         lines(
             "First token: expected and seen",
-            "The median of the streams that had a choice of engines, and of all streams.",
+            "The median of the streams that had a choice of engines, from when the engine is asked; and of all "
+            "streams, from their arrival.",
             "s",
             Query(quantile(0.5, PREDICTED, "pool"), "expected {{pool}}"),
             Query(quantile(0.5, "serving_time_to_first_token_seconds", "pool"), "seen {{pool}}"),

@@ -49,9 +49,9 @@ def _totals() -> tuple[Panel, ...]:
     refused = f"sum({rate('serving_limit_refusals_total', OF_TENANT)}) / {asked} or on () vector(0)"
     return (
         table_of_all,
-        stat("Active tenants", "That ended a request just now.", "none", Query(active, "active"), width=6),
+        stat("Active tenants", "That ended a request just now.", "none", Query(active, "active"), height=8),
         stat(
-            "Refused", "Share of the requests that were refused for a limit.", "percentunit", Query(refused, "refused"), width=6
+            "Refused", "Share of the requests that were refused for a limit.", "percentunit", Query(refused, "refused"), height=8
         ),
     )
 

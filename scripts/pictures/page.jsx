@@ -57,7 +57,7 @@ function Stat({ panel, size }) {
 function Bars({ panel, size }) {
   const all = series(panel).sort((a, b) => last(b.points) - last(a.points));
   const most = Math.max(...all.map((each) => last(each.points)));
-  const height = Math.min(size.height / all.length, 64);
+  const height = Math.min(size.height / all.length, 76);
   return all.map((each) => {
     const one = field(panel, each.name, [last(each.points)], each.place);
     one.config = { ...one.config, max: most, thresholds: { mode: 'absolute', steps: [{ value: -Infinity, color: 'green' }] } };
@@ -65,7 +65,7 @@ function Bars({ panel, size }) {
     return (
       <div key={each.name} style={{ height }}>
         <BarGauge theme={theme} field={one.config} display={one.display} value={value} orientation="horizontal"
-          displayMode="basic" width={size.width} height={height - 4} itemSpacing={8} showUnfilled />
+          displayMode="basic" namePlacement={panel.options.namePlacement} text={panel.options.text} width={size.width} height={height - 4} itemSpacing={8} showUnfilled />
       </div>
     );
   });
