@@ -268,6 +268,9 @@ class Gateway:
         if not isinstance(quotas, LocalQuotas):
             metrics.watch_limit_store(lambda: quotas.is_up)
         metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
+        for key in self.bill.endpoints:
+            metrics.tokens.row(key)
+            self.costs.open(key)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
             # From zero, so that the first request that finds no engine shows as an increase: it asks for one to be started.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable
 from typing import Annotated
 
 from pydantic import Field
@@ -23,16 +21,3 @@ class TargetSettings(Section):
     """Of a whole node, so that figures of targets compare node by node."""
     power_watts: Watts | None = None
     """Highest rated power of one accelerator."""
-
-
-def check_targets(named: Iterable[str], known: Collection[str]) -> None:
-    """`known` are the targets of endpoints and pools.
-
-    Raises:
-        ValueError: naming the one that nothing runs on
-    """
-    for name in named:
-        if name not in known:
-            match = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f"; did you mean {match[0]}?" if match else ""
-            raise ValueError(f"targets.{name}: is the target of no endpoint and none of `pools`{hint}")

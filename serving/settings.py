@@ -22,7 +22,7 @@ from serving.fleet_settings import SERVICE_ACCOUNT, KubernetesPoolSettings, Kube
 from serving.health_settings import HealthSettings
 from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.limit_settings import LimitStoreSettings, QueueSettings
-from serving.machine_settings import TargetSettings, check_targets
+from serving.machine_settings import TargetSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
 from serving.routing_settings import RoutingSettings
 from serving.setting_types import Count, Name, Seconds, Section
@@ -434,7 +434,8 @@ class Settings(BaseSettings):
     engine_load: LoadSettings = LoadSettings()
     routing: RoutingSettings = RoutingSettings()
     targets: dict[Name, TargetSettings] = Field(default_factory=dict)
-    """What accelerators cost and draw, by the target that endpoints and pools name, where that is not as in the catalog."""
+    """What accelerators cost and draw, by the target that endpoints and pools name, where that is not as in the catalog.
+    It may hold more than are in use."""
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -542,7 +543,6 @@ class Settings(BaseSettings):
         for name in self.routing.pools:
             if name not in pools:
                 raise ValueError(f"routing.pools: there is no pool {name!r}{_nearest(name, pools)}")
-        check_targets(self.targets, {e.target for e in self.endpoints} | {pool.target for pool in self.pools})
         return self
 
     @model_validator(mode="after")

@@ -35,6 +35,16 @@ class Costs:
         self._accounts: dict[str, Account] = {}
         self.totals: dict[PoolKey, PoolTotals] = {}
 
+    def open(self, key: PoolKey) -> PoolTotals | None:
+        """The sums of a model, pool and target; from its first call on they are exported. None where it has no price."""
+        totals = self.totals.get(key)
+        if totals is None:
+            price = self.machines.of(key[1], key[2]).dollars_per_second
+            if price is None:
+                return None
+            totals = self.totals[key] = PoolTotals(price)
+        return totals
+
     def begin(self, endpoint: Endpoint, rates: Rates, prefill_seconds: float, ctx: RequestContext) -> Stay | None:
         """An attempt begins; None at a machine that has no price. `prefill_seconds` is what routing expects of its prompt, 0
         where it did not look."""
@@ -84,15 +94,8 @@ class Costs:
             self._accounts.pop(name).advance(self._clock())
 
     def _account(self, endpoint: Endpoint, rates: Rates) -> Account:
-        key = (endpoint.model, endpoint.pool, endpoint.target)
-        price = self.machines.of(endpoint.pool, endpoint.target).dollars_per_second
-        if price is None:
-            account = _UNPRICED
-        else:
-            totals = self.totals.get(key)
-            if totals is None:
-                totals = self.totals[key] = PoolTotals(price)
-            account = Account(totals, rates, self._clock())
+        totals = self.open((endpoint.model, endpoint.pool, endpoint.target))
+        account = _UNPRICED if totals is None else Account(totals, rates, self._clock())
         self._accounts[endpoint.name] = account
         return account
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from serving.settings import Settings
 if TYPE_CHECKING:
     # Loaded only where the catalog has a target: its records take long to make.
     from serving.catalog.hardware import Target
+
+log = logging.getLogger("serving.cost")
 
 SECONDS_PER_HOUR = 3600.0
 _NOTHING_SAID = PoolRoutingSettings()
@@ -51,6 +54,10 @@ class Machines:
         Raises:
             ConfigurationError: a pool is elastic, so that using it costs something, and nobody knows what
         """
+        for name in settings.targets.keys() - targets_of(settings):
+            log.warning(
+                "targets.%s: nothing runs on it; endpoints and pools run on %s", name, ", ".join(sorted(targets_of(settings)))
+            )
         self._pools = settings.routing.pools
         self._targets = {
             name: _over(settings.targets.get(name, _UNKNOWN), catalog.get(name, _UNKNOWN)) for name in targets_of(settings)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from serving.catalog.load import find_profile, load_catalog
 from serving.catalog.model import Profile
+from serving.catalog.parallel import accelerators
 from serving.core.errors import ConfigurationError
 from serving.engines.kept import Program, answers_ok, rotate_log
 from serving.engines.launch import prepare_engine, require_free_port
@@ -84,7 +85,8 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
     settings.check_reach(host)
     require_free_port(host, port, "--port")
     require_free_port(ENGINE_HOST, options.engine_port, "--engine-port")
-    profile = find_profile(load_catalog(options.catalog_root), options.profile)
+    catalog = load_catalog(options.catalog_root)
+    profile = find_profile(catalog, options.profile)
     endpoints = _with_local(settings, options.engine_port, profile)
     secret = _shared_secret(settings)
     command = prepare_engine(
@@ -114,6 +116,8 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         argv=_gateway_argv(options.config),
         environment=child_environment(
             {"SERVING_ENDPOINTS": endpoints, "SERVING_SERVER__HOST": host, "SERVING_SERVER__PORT": str(port)}
+            | {"SERVING_CATALOG_DIR": str(options.catalog_root)}
+            | _machine(settings, profile, accelerators(profile, catalog.targets[profile.target]))
             | ({} if secret.of_gateway is None else {"SERVING_RELAY__ENGINE_SECRET": secret.of_gateway})
         ),
         log_path=_fresh_log(log_dir / f"gateway-{port}.log"),
@@ -209,6 +213,14 @@ def _with_local(settings: Settings, engine_port: int, profile: Profile) -> str:
     except ValidationError as error:
         raise ConfigurationError(f"profile {profile.name}: cannot be an endpoint: {error.errors()[0]['msg']}") from None
     return json.dumps([endpoint.model_dump(mode="json", exclude_none=True) for endpoint in (*settings.endpoints, local)])
+
+
+def _machine(settings: Settings, profile: Profile, number: int) -> dict[str, str]:
+    """How many accelerators the local engine runs on, beside what the user says of pools, where it is more than one."""
+    if number == 1:
+        return {}
+    pools = {name: pool.model_dump(mode="json", exclude_unset=True) for name, pool in settings.routing.pools.items()}
+    return {"SERVING_ROUTING__POOLS": json.dumps({**pools, profile.name: {"accelerators": number}})}
 
 
 def _gateway_argv(config: Path | None) -> tuple[str, ...]:

@@ -131,6 +131,7 @@ class Metrics:
         self.open_leases = gauge_of(process.OPEN_LEASES, registry)
         self.engine_connections = gauge_of(process.ENGINE_CONNECTIONS, registry)
         self.draining = gauge_of(process.DRAINING, registry)
+        # Lines are dropped by any thread, so that this one takes a lock.
         self.log_lines_dropped = Counter(
             process.LOG_LINES_DROPPED.name, process.LOG_LINES_DROPPED.documentation, registry=registry
         )
@@ -234,7 +235,9 @@ class Metrics:
             self.duration.observe(labels, ended - ctx.arrived)
 
     def _objective(self, ctx: RequestContext, wanted: Wanted, objective: str, *, met: bool) -> None:
-        self.objective_requests.add((ctx.model, ctx.pool, wanted.name, objective, "true" if met else "false"))
+        of = (ctx.model, ctx.pool, wanted.name, objective)
+        self.objective_requests.add((*of, "true"), int(met))
+        self.objective_requests.add((*of, "false"), int(not met))
 
     def charge(self, name: str, dollars: float) -> None:
         """A tenant is charged for an answer."""

@@ -107,6 +107,19 @@ def test_the_gateway_gets_the_engine_as_an_endpoint_and_the_address(
     assert (gateway.host, gateway.ready_path) == ("127.0.0.1", "/livez")
 
 
+def test_the_gateway_is_told_what_the_engine_runs_on(
+    options: up.UpOptions, planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, gateway, _ = planned(options)
+    assert "SERVING_ROUTING__POOLS" not in gateway.environment, "one, as is taken anyhow"
+    assert gateway.environment["SERVING_CATALOG_DIR"] == str(options.catalog_root), "where the prices are"
+    monkeypatch.setenv("SERVING_ENDPOINTS", '[{"name": "x", "url": "http://x:1", "model": "x", "pool": "mine"}]')
+    monkeypatch.setenv("SERVING_ROUTING__POOLS", '{"mine": {"dollars_per_hour": 7}}')
+    _, gateway, _ = planned(replace(options, profile="glm-5.2-mxfp4-mi355x"))
+    known = json.loads(gateway.environment["SERVING_ROUTING__POOLS"])
+    assert known == {"mine": {"dollars_per_hour": 7.0}, "glm-5.2-mxfp4-mi355x": {"accelerators": 8}}
+
+
 def test_the_users_file_is_passed_on_with_its_endpoints_and_times(
     options: up.UpOptions, planned: Planned, tmp_path: Path
 ) -> None:
