@@ -77,7 +77,13 @@ def test_every_alert_says_what_happens_and_what_to_do() -> None:
         for heading in ("## What it means", "## What to look at", "## What to do"):
             assert heading in page.read_text(), f"{page.name}: {heading}"
         pages.add(page)
-    assert pages == set((ROOT / "docs" / "runbooks").glob("*.md")) - {ROOT / "docs" / "runbooks" / "README.md"}
+    index = ROOT / "docs" / "runbooks" / "README.md"
+    assert pages == set(index.parent.glob("*.md")) - {index}
+    listed = re.findall(r"^\| \[(\w+)\]\(([\w-]+\.md)\) \| (\w+) \|$", index.read_text(), re.MULTILINE)
+    wanted = {
+        name: (Path(rule["annotations"]["runbook_url"]).name, rule["labels"]["severity"]) for name, rule in alerts().items()
+    }
+    assert {name: (page, severity) for name, page, severity in listed} == wanted
 
 
 def test_every_alert_leads_to_a_panel_that_shows_it() -> None:
