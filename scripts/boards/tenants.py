@@ -126,6 +126,7 @@ def _dollars() -> tuple[Panel, ...]:
             DOLLARS,
             Query(spent, "{{tenant}}"),
             width=8,
+            height=7,
             decimals=2,
         ),
         stacked(
