@@ -9,6 +9,8 @@ from .recording import FAST, SLOW
 
 AVAILABILITY, KEPT = 0.999, 0.95
 """What is promised over 30 days: requests that do not fail through this side's fault, and requests that keep their objective."""
+WORTH_KNOWING_SECONDS = 0.5
+"""Of the mean error of a predicted first token; less sends no request to a worse engine that anybody would notice."""
 BURNS = ((14.4, FAST, "critical", "Fast", "2m"), (6.0, SLOW, "warning", "Slow", "15m"))
 
 
@@ -169,6 +171,7 @@ def engines() -> list[Alert]:
 def gateways() -> list[Alert]:
     predicted = f"sum by (namespace, model, pool) ({rate('serving_predicted_time_to_first_token_seconds_sum', window='1h')})"
     error = f"sum by (namespace, model, pool) ({rate('serving_time_to_first_token_error_seconds_sum', window='1h')})"
+    streams = f"sum by (namespace, model, pool) ({rate('serving_time_to_first_token_error_seconds_count', window='1h')})"
     return [
         Alert(
             "ServingNoGateway",
@@ -181,7 +184,7 @@ def gateways() -> list[Alert]:
         ),
         Alert(
             "ServingPredictionWrong",
-            f"{error} / {predicted} > 1",
+            f"{error} / {predicted} > 1 and {error} / {streams} > {WORTH_KNOWING_SECONDS}",
             "1h",
             "warning",
             "Routing expects other times than {{ $labels.pool }} has",

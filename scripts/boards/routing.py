@@ -41,8 +41,7 @@ def _predictions() -> tuple[Panel, ...]:
         lines(
             "Error of the expected time",
             "How far the time to the first token was off, up or down, as a share of what was expected. Above 100 % for "
-            "an hour it is "
-            "an alert.",
+            "an hour, and half a second on average, it is an alert.",
             "percentunit",
             Query(f"{error} / ({predicted} > 0)", "{{pool}}"),
         ),

@@ -168,8 +168,9 @@ ENGINES: list[Fires | Quiet] = [
 ]
 
 
-def prediction(expected: str, error: str) -> dict[str, str]:
+def prediction(expected: str, error: str, streams: str = "0+10x200") -> dict[str, str]:
     return {
+        f"serving_time_to_first_token_error_seconds_count{{{POOL}}}": streams,
         f"serving_predicted_time_to_first_token_seconds_sum{{{POOL}}}": expected,
         f"serving_time_to_first_token_error_seconds_sum{{{POOL}}}": error,
     }
@@ -184,6 +185,7 @@ GATEWAYS: list[Fires | Quiet] = [
     Fires("ServingNoGateway", {}, 5),
     Quiet("ServingNoGateway", "there is one", {'serving_build_info{version="1"}': "1x20"}, 5),
     Fires("ServingPredictionWrong", prediction("0+10x200", "0+20x200"), 150, OF_MODEL | {"pool": "p"}, "200%"),
+    Quiet("ServingPredictionWrong", "a fifth of a second", prediction("0+10x200", "0+20x200", "0+100x200"), 150),
     Quiet("ServingPredictionWrong", "a third off", prediction("0+30x200", "0+10x200"), 150),
     Quiet("ServingPredictionWrong", "wrong for a while only", prediction("0+10x200", "0+20x40 800+1x160"), 150),
     Fires("ServingBudgetNearlySpent", dollars_left("50x10 8x30"), 26, {"namespace": "a", "tenant": "red"}, "8%"),
