@@ -149,7 +149,7 @@ def draw(content: dict[str, Any], folder: Path, target: Path) -> None:
         )
         size = f"--window-size={content['width']},{depth * ROW_PIXELS + HEAD_PIXELS}"
         command = [chromium, "--headless", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files", size]
-        command += ["--virtual-time-budget=15000", f"--user-data-dir={scratch}/profile", f"--screenshot={target}", page.as_uri()]
+        command += ["--virtual-time-budget=30000", f"--user-data-dir={scratch}/profile", f"--screenshot={target}", page.as_uri()]
         command += ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
         if done.returncode or not target.exists():

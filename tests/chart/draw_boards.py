@@ -25,7 +25,7 @@ def shown_minutes(minutes: float) -> float:
 
 
 async def main(folder: str, minutes: float) -> None:
-    async with observed_fleet() as fleet:
+    async with observed_fleet(measures_power=False) as fleet:
         with (
             tempfile.TemporaryDirectory() as scratch,
             running_prometheus("prometheus-3", Path(scratch), fleet.scrape, RULES) as server,

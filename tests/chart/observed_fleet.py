@@ -61,8 +61,8 @@ def settings(simulated: Mapping[str, str], real: RealEngine | None) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def observed_fleet(real: RealEngine | None = None) -> AsyncIterator[Fleet]:
-    """Started, with traffic on it."""
+async def observed_fleet(real: RealEngine | None = None, *, measures_power: bool = True) -> AsyncIterator[Fleet]:
+    """Started, with traffic on it; with stand-ins for the vendors' exporters of power where it `measures_power`."""
     async with contextlib.AsyncExitStack() as stack:
         engines = {
             pool: await stack.enter_async_context(SimulatedProcess(profile=profile)) for pool, (profile, _) in PROFILES.items()
@@ -71,7 +71,8 @@ async def observed_fleet(real: RealEngine | None = None) -> AsyncIterator[Fleet]
             RunningGateway(settings({pool: engine.url for pool, engine in engines.items()}, real))
         )
         addresses = {pool: engine.url for pool, engine in engines.items()} | ({"cpu": real.url} if real is not None else {})
-        scrape = list(scraped(gateway, addresses, stack))
+        scrape = list(scraped(gateway, addresses))
+        scrape += power_jobs(stack) if measures_power else ()
         tasks = [asyncio.create_task(each) for each in traffic(gateway, real)]
         try:
             yield Fleet(gateway, scrape)
@@ -81,7 +82,7 @@ async def observed_fleet(real: RealEngine | None = None) -> AsyncIterator[Fleet]
             await asyncio.wait(tasks)
 
 
-def scraped(gateway: RunningGateway, engines: Mapping[str, str], stack: contextlib.AsyncExitStack) -> Iterator[dict[str, Any]]:
+def scraped(gateway: RunningGateway, engines: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     objects = Helm("helm-4").template({"monitoring": {"podMonitor": {"enabled": True}}}, namespace="serving")
     meta = {"namespace": "serving", "pod_name": "gateway-0", "pod_container_name": "gateway"}
     yield scrape_config(only(objects, "PodMonitor", "-gateway"), gateway.operator_url.removeprefix("http://"), meta)
@@ -90,7 +91,10 @@ def scraped(gateway: RunningGateway, engines: Mapping[str, str], stack: contextl
         about = meta | {"pod_name": f"{pool}-0", "pod_label_serving_pool": pool, "pod_label_serving_target": target}
         monitored = scrape_config(only(objects, "PodMonitor", "-engines"), url.removeprefix("http://"), about)
         yield monitored | {"job_name": f"{monitored['job_name']}/{pool}"}
-    # One as it is set up by the GPU operator, the other without honorLabels: the pod then has another label.
+
+
+def power_jobs(stack: contextlib.AsyncExitStack) -> Iterator[dict[str, Any]]:
+    """One as it is set up by the GPU operator, the other without honorLabels: the pod then has another label."""
     for form, pool, honor in ((NVIDIA, "b200", True), (AMD, "mi355x", False)):
         address = stack.enter_context(power_exporter(form, f"{pool}-0", WATTS[PROFILES[pool][1]]))
         labels = {"namespace": "monitoring", "pod": "exporter-0"}
