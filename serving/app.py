@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,9 @@ from serving.api.named import Named
 from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
+from serving.api.ui import Files, Playground, own_names, why_no_playground
+from serving.api.ui_board import Board
+from serving.api.ui_state import throughput_said
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.routes import ROUTES
 from serving.cost.bill import Bill, PoolKey
@@ -43,7 +46,7 @@ from serving.fleet.health import Health
 from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
 from serving.fleet.probe import Probe, ProbeFailed
-from serving.fleet.report import FleetReport, fleet_report
+from serving.fleet.report import DollarReport, FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
 from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
@@ -51,9 +54,10 @@ from serving.observability.metrics import Metrics
 from serving.observability.series import fleet as series
 from serving.observability.series import money, requests
 from serving.observability.series.tenants import LIMIT, LIMIT_LEFT
+from serving.observability.window import Ledgers, Said, Window
 from serving.pipeline import Pipeline
 from serving.routing.explain import Explain
-from serving.routing.models import public_models
+from serving.routing.models import PublicModel, public_models
 from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
 from serving.routing.setup import chooser_of
@@ -154,6 +158,8 @@ class Gateway:
             tracing=self.tracing,
             ledger=self.accounts.ledger,
         )
+        ledgers = Ledgers(self.bill.dollars, self.costs.used, self.costs.failed)
+        self.window = Window(self.metrics, ledgers=ledgers, said=self._said)
         own_address = settings.server.operator_port is not None
         api = create_api(
             models=models,
@@ -166,21 +172,45 @@ class Gateway:
             published=settings if settings.server.openapi else None,
         )
         api.router.lifespan_context = self._lifespan
-        self.operator_api = Named(
-            create_operator_api(
-                models=models,
-                fleet=self.fleet,
-                identities=identities,
-                metrics=self.metrics,
-                report=self._report,
-                draining=lambda: self.draining,
-            )
+        operator_api = create_operator_api(
+            models=models,
+            fleet=self.fleet,
+            identities=identities,
+            metrics=self.metrics,
+            report=self._report,
+            draining=lambda: self.draining,
         )
-        self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
+        self.operator_api = self._with_page(operator_api, models) if own_address else Named(operator_api)
+        own_api = Named(api) if own_address else self._with_page(api, models)
+        self.edge = Edge(own_api, self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
         self.application: Asgi = Cors(self.edge, origins) if origins else self.edge
         """What the server runs."""
         self._gauges()
+
+    def _with_page(self, api: Asgi, models: Mapping[str, PublicModel]) -> Asgi:
+        """An application and, beside its routes, the page `/ui`."""
+        why_closed = why_no_playground(self.settings)
+        board = Board(
+            self.settings,
+            fleet=self.fleet,
+            models=models,
+            report=self._report,
+            window=self.window,
+            errors=self.pipeline.last_errors,
+            condition=self._condition,
+            in_flight=lambda: self.pipeline.in_flight,
+            waiting=lambda: sum(slots.queue.requests for slots in self.slots.values()),
+            why_closed=why_closed,
+        )
+        files = Named(Files(api, board.state))
+        return Playground(files, lambda: self.edge, why_closed=why_closed, own_names=own_names(self.settings))
+
+    def _condition(self) -> str:
+        """What `/readyz` says."""
+        if self.draining:
+            return "draining"
+        return "ready" if self.fleet.snapshot.any_ready and self.accounts.identities.is_ready else "not ready"
 
     async def _get(self, url: str, path: str, *, timeout_seconds: float) -> tuple[int, bytes]:
         try:
@@ -217,9 +247,22 @@ class Gateway:
         )
 
     def _report(self) -> FleetReport:
+        view = self.window.look()
+
+        def dollars(e: Endpoint) -> DollarReport:
+            money = view.money([(e.model, e.pool, e.target)])
+            return DollarReport(self.machines.of(e.pool, e.target).dollars_per_hour, money.per_million_output_tokens)
+
+        return fleet_report(self.fleet, self._pools(), self.chooser.in_flight, self.chooser.speed, dollars)
+
+    def _said(self) -> Said | None:
+        return throughput_said(fleet_report(self.fleet, self._pools(), self.chooser.in_flight))
+
+    def _pools(self) -> list[tuple[str, str, str]]:
+        """Names, models and targets of those that are set."""
         pools = {(e.pool, e.model, e.target): None for e in self.settings.endpoints}
         pools |= {(pool.name, pool.model, pool.target): None for pool in self.settings.pools}
-        return fleet_report(self.fleet, list(pools), self.chooser.in_flight)
+        return list(pools)
 
     def _gauges(self) -> None:
         metrics = self.metrics
@@ -358,7 +401,7 @@ class Gateway:
             self.tracing.start()
         kubernetes = self.kubernetes or contextlib.nullcontext()
         await self.accounts.start()
-        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader:
+        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader, self.window:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield

@@ -54,6 +54,7 @@ from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
 from serving.fleet.health import Health
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
+from serving.observability.last_errors import LastErrors
 from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
 from serving.routing.choose import STANDARD, Chooser
@@ -152,6 +153,7 @@ class Pipeline:
         self._ledger = ledger
         self._clock = clock
         self.in_flight = 0
+        self.last_errors = LastErrors()
         self._unpublished: list[Passage] = []
 
     async def serve(self, ctx: RequestContext, incoming: Incoming, outgoing: Outgoing) -> None:
@@ -181,9 +183,13 @@ class Pipeline:
             objective = passage.objective = self.objectives.of(
                 ctx.asked_class if tenant.may_use_class_header else None, tenant.priority, model
             )
+            if ctx.trace is not None:
+                ctx.trace.admit_began = self._clock()
             lease = passage.lease = self._admission.admit()
             if self._admission.counts(ctx, tenant):
                 await self._admission.enter(lease, ctx, tenant, objective.name)
+            if ctx.trace is not None:
+                ctx.trace.admit_ended = self._clock()
             self._retry_budget.request()
             try:
                 answer = await self._in_time(ctx, self._first_byte(passage, self._max_attempts))
@@ -195,12 +201,13 @@ class Pipeline:
                 answer.headers.append((SERVED_MODEL_HEADER, quote(ctx.model, safe=_HEADER_SAFE).encode("ascii")))
             await self._relay_answer(passage, answer, outgoing)
         except RequestError as error:
-            ctx.status, ctx.outcome = error.status, Outcome(error.outcome)
+            ctx.status, ctx.outcome, ctx.error_code = error.status, Outcome(error.outcome), error.error_code or ""
             if not ctx.attempts and not isinstance(error, ClientGone):
                 self._metrics.rejections.add((error.error_code or "invalid_request",))
             raise
         except AnswerCut as cut:
             ctx.outcome = _CUT_BY.get(type(cut.error), Outcome.TRUNCATED)
+            ctx.error_code = cut.error.error_code or ""
             raise
         except asyncio.CancelledError:
             if not passage.settled:
@@ -344,6 +351,8 @@ class Pipeline:
 
     def _choose(self, passage: Passage, tried: set[str]) -> Ticket | None:
         ctx = passage.ctx
+        if ctx.trace is not None:
+            ctx.trace.route_began = self._clock()
         candidates = self._candidates(ctx.model)
         explained = (ctx.trace is not None and ctx.trace.sampled) or (
             ctx.explain_key is not None and self._explain.allows(ctx.explain_key)
@@ -590,6 +599,8 @@ class Pipeline:
         if passage.stay is not None or passage.failed_dollars:
             ctx.machine = self._costs.settle(passage.stay, passage.failed_dollars, ctx)
         self._metrics.settle(ctx, passage.ended, passage.objective)
+        if ctx.outcome is not Outcome.OK:
+            self.last_errors.add(ctx, passage.ended)
         if self._prices is not None and ctx.first_byte and ctx.tenant and ctx.route.runs_model:
             charged = self._prices.cost(ctx.model, ctx.pool, ctx.usage)
             self._metrics.charge(ctx.tenant, sum(filter(None, charged)) / NANODOLLARS)

@@ -59,6 +59,7 @@ class Account:
         "rates",
         "streams",
         "work",
+        "written_seconds",
     )
 
     def __init__(self, pool: PoolTotals, rates: Rates, now: float) -> None:
@@ -66,6 +67,8 @@ class Account:
         self.rates = rates
         self.changed = self._prefilled_at = self._heard_at = now
         self.prompt_charged = self.output_charged = 0.0
+        self.written_seconds = 0.0
+        """That went into writing, whoever's answers they were."""
         self.prompts = 0
         """Sequences under way whose prompt is being computed, or waits for that."""
         self.work = 0.0
@@ -82,7 +85,8 @@ class Account:
 
     def advance(self, now: float) -> None:
         """Bring everything up to now."""
-        if self._silent:
+        silent = self._silent
+        if silent and (silent[0].due <= now or not silent[0].is_prompt):
             self._begin_writing(now)
         passed = now - self.changed
         if passed <= 0.0:
@@ -105,6 +109,7 @@ class Account:
             each = passed / (computing + writing)
             self.prompt_charged += each * computing / work
             passed = each * writing
+        self.written_seconds += passed
         passed /= outputs
         self.output_charged += passed
         if self.streams:
@@ -141,9 +146,14 @@ class Account:
 
     def done_early(self, stay: Stay, now: float) -> None:
         """A stay ended before its first token should have come: those behind it come earlier, too."""
-        self.leave_prompts(stay)
+        self.prompts -= stay.sequences
+        if not self.prompts:
+            self.work, self._prefilled_at = 0.0, now
+            self._silent.clear()
+            return
+        self.work -= stay.work
         if stay.due:
-            self._prefilled_at = max(now, self._prefilled_at - stay.work) if self.prompts else now
+            self._prefilled_at = max(now, self._prefilled_at - stay.work)
 
     def hear(self, requests: float, now: float) -> None:
         """The engine said how many requests are under way there, whoever sent them."""
@@ -170,6 +180,7 @@ class Stay:
         "seen",
         "sequences",
         "work",
+        "written_seconds",
     )
 
     def __init__(self, account: Account, now: float, work_seconds: float, sequences: int, *, silent: bool) -> None:
@@ -180,6 +191,8 @@ class Stay:
         self.is_prompt = True
         self.seen = False
         """Its first token was: what is being computed and what is being written are known apart."""
+        self.written_seconds = 0.0
+        """What steps took that wrote it and others, where it was seen."""
         self.due = 0.0
         """When its first token should be there, where it will not be seen; 0.0 where it will."""
         self.ended = 0.0
@@ -205,10 +218,12 @@ class Stay:
         if self.seen or self.ended:
             return
         self.seen = True
-        self.account.advance(now)
+        account = self.account
+        account.advance(now)
         if self.is_prompt:
             self.write()
-        self.account.streams += self.sequences
+        self.written_seconds = account.written_seconds
+        account.streams += self.sequences
 
     def end(self, now: float) -> None:
         """The attempt is over. Only the first call does anything."""
@@ -226,6 +241,7 @@ class Stay:
         account.outputs -= self.sequences
         if self.seen:
             account.streams -= self.sequences
+            self.written_seconds = account.written_seconds - self.written_seconds
 
 
 _NOBODY: deque[Stay] = deque()

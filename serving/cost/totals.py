@@ -20,10 +20,10 @@ class PoolTotals:
     """Machine seconds that are accounted for. `output_seconds` of streams grow while these run, all else when a request ends."""
 
     __slots__ = (
-        "_output_learned",
-        "_output_tokens",
         "_prompt_learned",
         "_prompt_tokens",
+        "_steps",
+        "_steps_learned",
         "cached_seconds",
         "dollars_per_second",
         "failed_seconds",
@@ -35,7 +35,7 @@ class PoolTotals:
         self.dollars_per_second = dollars_per_second
         """Of one endpoint."""
         self.prompt_seconds = self.cached_seconds = self.output_seconds = self.failed_seconds = 0.0
-        self._prompt_learned = self._prompt_tokens = self._output_learned = self._output_tokens = 0.0
+        self._prompt_learned = self._prompt_tokens = self._steps_learned = self._steps = 0.0
 
     def settle(self, stay: Stay, usage: Usage, failed_dollars: float) -> MachineDollars:
         """Account for an answer, and return what it cost, with what the request's failed attempts did."""
@@ -48,8 +48,8 @@ class PoolTotals:
                 weighed = prompt_tokens - cached_tokens + CACHED_WEIGHT * cached_tokens
             if not stay.seen:
                 prompt, output = self._divided(stay, weighed, output_tokens or 0)
-            elif output_tokens:
-                self._learn(prompt, weighed, output, output_tokens)
+            elif output_tokens and weighed:
+                self._learn(stay, weighed, output_tokens)
             if cached_tokens:
                 each = prompt / weighed
                 prompt, cached = each * (prompt_tokens - cached_tokens), each * CACHED_WEIGHT * cached_tokens
@@ -60,32 +60,32 @@ class PoolTotals:
         rate = self.dollars_per_second
         return MachineDollars(prompt * rate, cached * rate, output * rate, failed_dollars)
 
-    def _learn(self, prompt_seconds: float, prompt_tokens: float, output_seconds: float, output_tokens: float) -> None:
-        self._prompt_learned += prompt_seconds
+    def _learn(self, stay: Stay, prompt_tokens: float, output_tokens: int) -> None:
+        self._prompt_learned += stay.prompt_seconds
         self._prompt_tokens += prompt_tokens
-        self._output_learned += output_seconds
-        self._output_tokens += output_tokens
+        self._steps_learned += stay.written_seconds
+        self._steps += output_tokens / stay.sequences
         if self._prompt_tokens > MOST_TOKENS:
             self._prompt_learned /= 2
             self._prompt_tokens /= 2
-        if self._output_tokens > MOST_TOKENS:
-            self._output_learned /= 2
-            self._output_tokens /= 2
+        if self._steps > MOST_TOKENS:
+            self._steps_learned /= 2
+            self._steps /= 2
 
     def _divided(self, stay: Stay, prompt_tokens: float, output_tokens: int) -> tuple[float, float]:
         """The seconds of an answer that came whole, in the proportion of what its tokens should have taken.
 
-        That is learned from streams, and believed as routing does where there were none.
+        That is learned from streams, and believed as routing does where there were none. A prompt is computed for its request
+        alone, and a step is shared by all that are written in it.
         """
-        total = stay.prompt_seconds + stay.output_seconds
-        if self._prompt_learned and self._output_learned:
-            prompt = prompt_tokens * self._prompt_learned / self._prompt_tokens
-            output = output_tokens * self._output_learned / self._output_tokens
+        total, stayed = stay.prompt_seconds + stay.output_seconds, stay.ended - stay.began
+        share = total / stayed if stayed > total else 1.0
+        if self._prompt_learned and self._steps_learned:
+            prompt_each, step = self._prompt_learned / self._prompt_tokens, self._steps_learned / self._steps
         else:
-            rates, stayed = stay.account.rates, stay.ended - stay.began
-            # A step takes as long for all requests that share the machine as for one.
-            step = rates.step * total / stayed if stayed > total else rates.step
-            prompt, output = prompt_tokens * rates.prefill_seconds, output_tokens * (rates.step_slope + step)
+            rates = stay.account.rates
+            prompt_each, step = rates.prefill_seconds, rates.step + (rates.step_slope / share if share else 0.0)
+        prompt, output = prompt_tokens * prompt_each, output_tokens / stay.sequences * step * share
         both = prompt + output
         if both <= 0.0:
             return total, 0.0

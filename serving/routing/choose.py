@@ -11,6 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Usage
+from serving.fleet.report import SpeedReport
 from serving.fleet.store import Endpoint, EndpointStatus
 from serving.routing.chain import START
 from serving.routing.cost import DEFAULT_WEIGHTS, OBJECTIVES, Machine, Objective, Weights
@@ -348,6 +349,14 @@ class Chooser:
     def in_flight(self, name: str) -> int:
         work = self._works.get(name)
         return 0 if work is None else work.in_flight
+
+    def speed(self, endpoint: Endpoint) -> SpeedReport:
+        """What is learned of its engine by now, decoding with the requests that are under way, or with one."""
+        work = self._works.get(endpoint.name)
+        if work is None or work.endpoint != endpoint:
+            return SpeedReport()
+        work.refresh(self._clock())
+        return SpeedReport(work.rates.prefill_tokens_per_second, work.rates.decode_tokens_per_second(max(work.in_flight, 1)))
 
     def _group_of(self, candidates: Sequence[Endpoint]) -> Group:
         works = [self._work(endpoint) for endpoint in candidates]

@@ -109,6 +109,15 @@ class EngineRates:
         """What part of the tokens that should be cached are."""
         self.refresh(0.0)
 
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """Of tokens that are not cached; None while nothing of the pool was seen, so that there is but a prior."""
+        return 1.0 / self.prefill_seconds if self._pool.prefill_seconds.count > PRIOR_WEIGHT else None
+
+    def decode_tokens_per_second(self, sequences: int) -> float | None:
+        """Of so many running requests together; None as above."""
+        return sequences / (self.step + self.step_slope * sequences) if self._pool.steps_seen else None
+
     def refresh(self, idle_seconds: float) -> None:
         """Take up what the pool has learned. What was seen of this engine alone counts less the longer ago that was."""
         pool = self._pool

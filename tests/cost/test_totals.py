@@ -69,6 +69,13 @@ def test_what_no_tokens_are_known_of_is_accounted_for_all_the_same(usage: Usage)
     assert sum(filter(None, dollars)) == pytest.approx(4.0 * DOLLARS)
 
 
+def test_a_stream_without_a_prompt_teaches_nothing() -> None:
+    pool, machine = pool_and_machine()
+    pool.settle(stayed(machine, 0.1, 0.2), Usage(0, None, 1), 0.0)
+    pool.settle(stayed(machine, None, 4.0), Usage(0, None, 1), 0.0)
+    assert pool.prompt_seconds + pool.output_seconds == pytest.approx(4.2)
+
+
 counts = st.integers(0, 10**7) | st.none()
 
 

@@ -13,12 +13,14 @@ from pydantic import SecretStr
 
 from serving.ledger_settings import DatabaseSettings
 from serving.settings import Settings
+from serving.sim.rates import Rates
 from serving.tenancy.database.open import open_database
 from tests.doubles.raw_client import HangUp, RawClient, ask, request_bytes
 from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
+from tests.doubles.simulated_engine import simulated_engine
 from tests.doubles.tenants import bearer, tenants
 from tests.flow.conftest import all_ready, chat
 
@@ -133,7 +135,7 @@ async def test_the_parts_of_the_bill_are_price_times_time(tmp_path: Path) -> Non
             await asyncio.sleep(0.2)
         last = await scraped(gateway)
         for pool, rate in RATES.items():
-            for before, after in zip(scrapes, [*scrapes[1:], last], strict=True):
+            for before, after in (*zip(scrapes, [*scrapes[1:], last], strict=True), (scrapes[0], last)):
                 bill = after.sum("serving_bill_dollars_total", pool=pool) - before.sum("serving_bill_dollars_total", pool=pool)
                 least, most = rate * (after.began - before.ended), rate * (after.ended - before.began)
                 assert 0.99 * least <= bill <= 1.01 * most, f"{pool}: price x time"
@@ -174,6 +176,65 @@ async def test_metrics_ledger_and_tenants_say_the_same(tmp_path: Path) -> None:
     ((charged,),) = database.execute(f"SELECT sum({charges}) FROM serving_ledger")
     assert charged / 1e9 == pytest.approx(scrape.sum("serving_tenant_charged_dollars_total"), rel=1e-3)
     database.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_kind_of_token_costs_what_the_machine_takes_for_it(stream: bool) -> None:
+    """The simulated engine takes 50 us for a prompt token and 10 ms for a step, which eight requests share. Whole answers are
+    divided by what the gateway believes, which is twice as fast as the truth for both."""
+    rates = Rates(prefill_tokens_per_second=20_000, step_seconds=0.01)
+    believed = {"prefill_tokens_per_second": 40_000, "step_seconds": 0.005, "step_seconds_per_sequence": 1e-5}
+    async with simulated_engine(rates=rates) as engine:
+        endpoint = {"name": "e1", "url": engine.url, "model": "tiny", "pool": "p", "target": "own"}
+        targets = {"own": {"dollars_per_accelerator_hour": 3600.0}}
+        pools = {"routing": {"pools": {"p": believed}}}
+        async with RunningGateway(Settings.model_validate({"endpoints": [endpoint], "targets": targets, **pools})) as gateway:
+
+            async def one(number: int) -> None:
+                words = [{"role": "user", "content": f"{number} " * 1000}]
+                answer = await ask(gateway.url, CHAT, chat(messages=words, stream=stream, max_tokens=30, ignore_eos=True))
+                assert answer.status == 200
+
+            for batch in range(2):
+                await asyncio.gather(*(one(10 + 8 * batch + number) for number in range(8)))
+            scrape = await scraped(gateway)
+    tokens = {kind: scrape.sum("serving_tokens_total", kind=kind) for kind in PARTS}
+    dollars = {kind: scrape.sum("serving_used_dollars_total", kind=kind) for kind in PARTS}
+    assert 0.5 < dollars["prompt"] / (tokens["prompt"] - tokens["cached"]) / 50e-6 < 2.0
+    assert 0.5 < dollars["output"] / tokens["output"] / (0.01 / 8) < 2.5
+
+
+async def test_gateways_in_front_of_one_engine_share_its_time(engine: ScriptedEngine) -> None:
+    """Each sees its own requests and what the engine says of all: together they account for its time once, not twice."""
+    engine.default = Script(itl_seconds=0.02, chunks=400)
+    endpoint = {"name": "e1", "url": engine.url, "model": "tiny", "target": "own"}
+    settings = Settings.model_validate(
+        {
+            "endpoints": [endpoint],
+            "targets": {"own": {"dollars_per_accelerator_hour": 3600.0}},
+            "engine_load": {"period_seconds": 0.05, "stale_seconds": 5.0},
+        }
+    )
+    async with RunningGateway(settings) as one, RunningGateway(settings) as other, contextlib.AsyncExitStack() as stack:
+        gateways = (one, other, other)
+        clients = [await stack.enter_async_context(RawClient(gateway.url)) for gateway in gateways]
+        for client in clients:
+            await client.send(request_bytes(CHAT, chat(stream=True, max_tokens=400)))
+
+        async def heard() -> list[str]:
+            accounts = [gateway.app.costs._accounts.get("e1") for gateway in (one, other)]
+            foreign = [0.0 if account is None else account.foreign for account in accounts]
+            return [] if foreign == pytest.approx([2.0, 1.0], abs=0.1) else [f"others: {foreign}"]
+
+        await settled(heard, within_seconds=20.0)
+        before = [await scraped(gateway) for gateway in (one, other)]
+        await asyncio.sleep(1.0)
+        after = [await scraped(gateway) for gateway in (one, other)]
+        used = [
+            (late.sum("serving_used_dollars_total") - early.sum("serving_used_dollars_total")) / (late.began - early.began)
+            for early, late in zip(before, after, strict=True)
+        ]
+        assert used == pytest.approx([1 / 3, 2 / 3], rel=0.2)
 
 
 async def test_a_price_changes_its_own_targets_dollars_and_nothing_else(tmp_path: Path) -> None:

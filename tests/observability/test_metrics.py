@@ -14,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.core.context import RequestContext, Usage
+from serving.core.money import MachineDollars
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.routes import CHAT_COMPLETIONS
 from serving.observability.collectors import BucketHistogram
@@ -21,6 +22,7 @@ from serving.observability.metrics import Metrics
 from serving.observability.series import LABELS as LABELS_OF_ALL
 from serving.observability.series.definition import INTER_CHUNK_SECONDS, REQUEST_SECONDS, TTFT_SECONDS
 from serving.observability.series.fleet import ENDPOINT_READY
+from serving.routing.cost import Objective
 
 LABELS = ("tiny", "default")
 LABELS_OF_TOKENS = {"model": "tiny", "pool": "default", "target": "cpu-epyc"}
@@ -40,8 +42,7 @@ def names(metrics: Metrics) -> set[str]:
     return {name for name, _ in series(metrics.exposition()[0])}
 
 
-def settled(**fields: Any) -> Metrics:
-    """Metrics of one request that arrived at 1 s and ended at 9 s."""
+def a_request(**fields: Any) -> RequestContext:
     ctx = RequestContext("r1", CHAT_COMPLETIONS, None, 1.0)
     known: dict[str, Any] = {
         "model": "tiny",
@@ -57,8 +58,13 @@ def settled(**fields: Any) -> Metrics:
     }
     for name, value in (known | fields).items():
         setattr(ctx, name, value)
+    return ctx
+
+
+def settled(**fields: Any) -> Metrics:
+    """Metrics of one request that arrived at 1 s and ended at 9 s."""
     metrics = Metrics()
-    metrics.settle(ctx, 9.0)
+    metrics.settle(a_request(**fields), 9.0)
     return metrics
 
 
@@ -281,3 +287,65 @@ def test_what_a_request_waited_for_a_slot_is_no_error_of_what_was_predicted_for_
     metrics.routed(ctx, Predicted(began=31.0, ttft_seconds=0.4))
     error = exported(metrics, "serving_time_to_first_token_error_seconds_sum", model="tiny", pool="default")
     assert error == pytest.approx(0.1)
+
+
+# Objectives and tenants
+
+
+WANTED = Objective("standard", 0.0005, ttft_seconds=2.0, inter_chunk_seconds=0.5)
+
+
+def objectives(**fields: Any) -> dict[tuple[str, str], float]:
+    """By objective and whether it was met, of one request that arrived at 1 s and ended at 9 s."""
+    metrics = Metrics()
+    metrics.settle(a_request(**fields), 9.0, WANTED)
+    found = series(metrics.exposition()[0]).items()
+    rows = [(dict(labels), value) for (name, labels), value in found if name == "serving_objective_requests_total"]
+    assert all((labels["class"], labels["model"], labels["pool"]) == ("standard", "tiny", "default") for labels, _ in rows)
+    return {(labels["objective"], labels["met"]): value for labels, value in rows}
+
+
+def intervals(count: int) -> list[int]:
+    return [count] + [0] * len(INTER_CHUNK_SECONDS)
+
+
+def test_a_stream_in_time_meets_both_objectives() -> None:
+    """A first token after 1.5 s, then 20 intervals within 5.5 s."""
+    found = objectives(stream=True, first_token=2.5, last_byte=8.0, chunk_intervals=intervals(20))
+    assert found == {("ttft", "true"): 1, ("ttft", "false"): 0, ("inter_chunk", "true"): 1, ("inter_chunk", "false"): 0}
+
+
+def test_a_stream_that_is_late_and_slow_misses_both() -> None:
+    found = objectives(stream=True, first_token=3.5, last_byte=8.0, chunk_intervals=intervals(2))
+    assert found == {("ttft", "true"): 0, ("ttft", "false"): 1, ("inter_chunk", "true"): 0, ("inter_chunk", "false"): 1}
+
+
+def test_one_token_says_nothing_of_the_time_between_two() -> None:
+    found = objectives(stream=True, first_token=2.5, last_byte=2.5, chunk_intervals=intervals(0))
+    assert found == {("ttft", "true"): 1, ("ttft", "false"): 0}
+
+
+def test_a_stream_that_never_began_has_missed_its_first_token_once_that_is_late() -> None:
+    waited = {"stream": True, "first_byte": 0.0, "attempts": 1, "outcome": Outcome.CLIENT_CANCELLED}
+    assert objectives(**waited) == {("ttft", "true"): 0, ("ttft", "false"): 1}
+    assert objectives(**waited, arrived=8.0) == {}, "it left before it was late"
+    assert objectives(**{**waited, "attempts": 0}) == {}, "no engine was asked"
+
+
+def test_an_answer_that_comes_whole_has_no_such_objectives() -> None:
+    assert objectives() == {}
+
+
+def test_a_tenant_has_its_own_sums() -> None:
+    metrics = Metrics()
+    metrics.settle(a_request(machine=MachineDollars(4.0, 1.0, 3.0, 2.0)), 9.0)
+    metrics.settle(a_request(tenant="blue", outcome=Outcome.TRUNCATED), 9.0)
+    metrics.charge("red", 0.25)
+    assert exported(metrics, "serving_tenant_requests_total", tenant="red", outcome="ok") == 1
+    assert exported(metrics, "serving_tenant_requests_total", tenant="blue", outcome="truncated") == 1
+    kinds = ("prompt", "cached", "output")
+    assert [exported(metrics, "serving_tenant_tokens_total", tenant="red", kind=kind) for kind in kinds] == [100, 60, 4]
+    assert [exported(metrics, "serving_tenant_dollars_total", tenant="red", kind=kind) for kind in kinds] == [4, 1, 3]
+    assert exported(metrics, "serving_tenant_dollars_total", tenant="blue", kind="output") is None, "unknown is not 0"
+    assert exported(metrics, "serving_tenant_charged_dollars_total", tenant="red") == 0.25
+    assert exported(metrics, "serving_endpoint_output_tokens_total", pool="default", endpoint="e1") == 8
