@@ -328,6 +328,8 @@ class PodMonitor(Closed):
 class Rules(Closed):
     enabled: bool
     labels: Texts
+    runbooks: Annotated[str, Field(pattern='^[^\\s"]+$')]
+    grafana: Annotated[str, Field(pattern='^(https?://[^\\s"]+)?$')]
 
 
 class Dashboard(Closed):

@@ -1,7 +1,8 @@
-"""Writes what the chart takes from elsewhere: rendered profiles, the pods' programs, the schema of its values, its README.
+"""Writes what the chart takes from elsewhere: rendered profiles, the pods' programs, the schema of its values, its README; and
+the dashboards and rules, which also stand in deploy/observability.
 
-Run it with `make catalog` after a change of configs/, of serving/settings.py or of a pod's program; a test fails while the files
-differ from what this would write.
+Run it with `make catalog` after a change of configs/, of serving/settings.py, of a pod's program or of scripts/boards; a test
+fails while the files differ from what this would write.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from serving.catalog.render import render_profile
 from serving.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import boards.render
 from chart_readme import chart_readme
 from chart_values import values_schema
 
@@ -55,7 +57,7 @@ def files() -> dict[Path, str]:
     schema = values_schema(settings_definitions())
     made[CHART / "values.schema.json"] = _json(schema)
     made[CHART / "README.md"] = chart_readme(CHART, schema)
-    return made
+    return made | boards.render.files(ROOT)
 
 
 def settings_definitions() -> dict[str, Any]:

@@ -332,6 +332,7 @@ class Gateway:
         metrics.watch_loads(self._loads)
         metrics.watch(series.POOL_INFO, lambda: ((key, 1.0) for key in self.bill.endpoints))
         metrics.watch(money.ACCELERATORS, self.bill.accelerators)
+        metrics.watch(money.ACCELERATORS_PER_NODE, self.bill.accelerators_per_node)
         metrics.watch(money.ACCELERATOR_PRICE, self.bill.prices)
         metrics.watch(money.BILL_DOLLARS, self.bill.dollars)
         metrics.watch(money.POWER, self.bill.watts)

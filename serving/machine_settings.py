@@ -17,5 +17,7 @@ class TargetSettings(Section):
 
     dollars_per_accelerator_hour: DollarsPerHour | None = None
     """What one accelerator costs; `routing.pools.NAME.dollars_per_hour` goes over it for one pool."""
+    accelerators_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Of a whole node, so that figures of targets compare node by node."""
     power_watts: Watts | None = None
     """Highest rated power of one accelerator."""

@@ -40,6 +40,12 @@ class Bill:
         for key, number in self.endpoints.items():
             yield key, float(number * self._machines.of(key[1], key[2]).accelerators)
 
+    def accelerators_per_node(self) -> Iterable[tuple[PoolKey, float]]:
+        for key in self.endpoints:
+            number = self._machines.of(key[1], key[2]).accelerators_per_node
+            if number is not None:
+                yield key, float(number)
+
     def prices(self) -> Iterable[tuple[PoolKey, float]]:
         """Of one accelerator, for an hour."""
         for key in self.endpoints:

@@ -31,6 +31,7 @@ class Hardware:
     accelerators: int = 1
     dollars_per_accelerator_hour: float | None = None
     watts_per_accelerator: float | None = None
+    accelerators_per_node: int | None = None
 
     @property
     def dollars_per_hour(self) -> float | None:
@@ -80,7 +81,7 @@ class Machines:
         own, facts = self._pools.get(pool, _NOTHING_SAID), self._targets.get(target, _UNKNOWN)
         accelerators = own.accelerators
         price = facts.dollars_per_accelerator_hour if own.dollars_per_hour is None else own.dollars_per_hour / accelerators
-        return Hardware(accelerators, price, facts.power_watts)
+        return Hardware(accelerators, price, facts.power_watts, facts.accelerators_per_node)
 
 
 def targets_of(settings: Settings) -> set[str]:
@@ -105,7 +106,11 @@ def catalog_targets(root: Path, names: Iterable[str]) -> dict[str, TargetSetting
 
 def _facts(target: Target) -> TargetSettings:
     price = None if target.price is None else target.price.dollars_per_accelerator_hour
-    return TargetSettings(dollars_per_accelerator_hour=price, power_watts=target.power_watts)
+    return TargetSettings(
+        dollars_per_accelerator_hour=price,
+        accelerators_per_node=target.accelerators_per_node,
+        power_watts=target.power_watts,
+    )
 
 
 def _over(given: TargetSettings, catalog: TargetSettings) -> TargetSettings:

@@ -61,6 +61,10 @@ class Routed(Protocol):
     """What routing predicted for an attempt; None where it had nothing to predict."""
 
     @property
+    def began(self) -> float:
+        """When the engine was asked; what came before it was not predicted."""
+
+    @property
     def ttft_seconds(self) -> float | None: ...
 
     @property
@@ -300,7 +304,7 @@ class Metrics:
         labels = (ctx.model, ctx.pool)
         if ctx.stream:
             self.predicted_ttft.observe(labels, predicted)
-            self.ttft_error.observe(labels, abs((ctx.first_token or ctx.first_byte) - ctx.arrived - predicted))
+            self.ttft_error.observe(labels, abs((ctx.first_token or ctx.first_byte) - ticket.began - predicted))
         if ctx.usage.cached_tokens is not None:
             self.cached_predicted.add(labels, ticket.cached_tokens)
             self.cached_observed.add(labels, ctx.usage.cached_tokens)

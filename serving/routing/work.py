@@ -33,6 +33,7 @@ class Ticket:
 
     __slots__ = ("endpoint", "work")
 
+    began: float = 0.0
     question: Question | None = None
     ttft_seconds: float | None = None
     cached_tokens: float = 0.0

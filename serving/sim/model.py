@@ -183,8 +183,7 @@ class EngineModel:
 
     def _yielded(self, sequence: Sequence, count: int, now: float) -> None:
         if self.rates.tokens_per_step > 1 and sequence.generated_tokens:
-            self.facts.drafts += 1
-            self.facts.accepted_tokens += count - 1
+            self.facts.drafted(count - 1)
         sequence.generated_tokens += count
         sequence.computed_tokens += count - 1
         if sequence.first_token_seconds is None:

@@ -61,7 +61,7 @@ def test_a_target_that_nothing_runs_on_is_said(caplog: pytest.LogCaptureFixture)
 
 def test_the_catalog_is_read_for_what_is_named_and_passes_over_what_it_does_not_have(tmp_path: Path) -> None:
     found = catalog_targets(catalog_dir(), ["rocm-mi355x", "own"])
-    assert found == {"rocm-mi355x": TargetSettings(dollars_per_accelerator_hour=2.9, power_watts=1400)}
+    assert found == {"rocm-mi355x": TargetSettings(dollars_per_accelerator_hour=2.9, accelerators_per_node=8, power_watts=1400)}
     assert catalog_targets(tmp_path, ["rocm-mi355x"]) == {}
 
 

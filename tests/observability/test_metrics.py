@@ -270,6 +270,25 @@ def test_seconds_of_sound_are_known_usage() -> None:
     assert exported(metrics, "serving_usage_unknown_total", **of) is None
 
 
+# Routing
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    began: float
+    ttft_seconds: float | None = None
+    cached_tokens: float = 0.0
+
+
+def test_what_a_request_waited_for_a_slot_is_no_error_of_what_was_predicted_for_the_engine() -> None:
+    ctx = RequestContext("r1", CHAT_COMPLETIONS, None, 1.0)
+    ctx.model, ctx.pool, ctx.stream, ctx.first_byte, ctx.first_token = "tiny", "default", True, 31.0, 31.5
+    metrics = Metrics()
+    metrics.routed(ctx, Predicted(began=31.0, ttft_seconds=0.4))
+    error = exported(metrics, "serving_time_to_first_token_error_seconds_sum", model="tiny", pool="default")
+    assert error == pytest.approx(0.1)
+
+
 # Objectives and tenants
 
 

@@ -8,6 +8,12 @@ ACCELERATORS = gauge(
     "model", "pool", "target",
     over_gateways="max",
 )  # fmt: skip
+ACCELERATORS_PER_NODE = gauge(
+    "serving_accelerators_per_node",
+    "Accelerators of a whole node of the pool's target; absent where neither the settings nor the catalog know the target.",
+    "model", "pool", "target",
+    over_gateways="max",
+)  # fmt: skip
 ACCELERATOR_PRICE = gauge(
     "serving_accelerator_price_dollars_per_hour",
     "What one of them costs: the pool's own price, else its target's.",

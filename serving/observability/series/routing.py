@@ -14,8 +14,11 @@ PREDICTED_TTFT = histogram(
     "model", "pool",
 )  # fmt: skip
 TTFT_ERROR = histogram(
-    "serving_time_to_first_token_error_seconds", "By how much that was wrong, up or down.", TTFT_SECONDS, "model", "pool"
-)
+    "serving_time_to_first_token_error_seconds",
+    "By how much that was wrong, up or down, from when the engine was asked.",
+    TTFT_SECONDS,
+    "model", "pool",
+)  # fmt: skip
 CACHED_PREDICTED = counter(
     "serving_predicted_cached_tokens", "Prompt tokens that routing expected to be cached.", "model", "pool"
 )
