@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.settings import EndpointSettings, Settings
 from tests.doubles.raw_client import RawResponse, ask
@@ -153,7 +153,7 @@ async def test_a_gateway_that_drains_is_alive_but_not_ready(serve: Serve) -> Non
 async def test_metrics_are_in_the_text_format(serve: Serve) -> None:
     async with serve() as gateway:
         response = await ask(gateway.url, "/metrics")
-    assert response.all("content-type") == [CONTENT_TYPE_LATEST]
+    assert response.all("content-type") == [CONTENT_TYPE_PLAIN_0_0_4]
     assert b"serving_endpoint_ready{" in response.body
 
 
