@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,9 @@ from serving.api.named import Named
 from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
+from serving.api.ui import Files, Playground, own_names, why_no_playground
+from serving.api.ui_board import Board
+from serving.api.ui_state import throughput_said
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.routes import ROUTES
 from serving.cost.bill import Bill, PoolKey
@@ -39,21 +42,25 @@ from serving.engines.machine import require_free_port
 from serving.engines.relay import Relay
 from serving.fleet.breaker import BreakerState, Fault
 from serving.fleet.dns import Discovery
+from serving.fleet.engine_load import EngineLoad
 from serving.fleet.health import Health
 from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
 from serving.fleet.probe import Probe, ProbeFailed
-from serving.fleet.report import FleetReport, fleet_report
+from serving.fleet.report import DollarReport, FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
 from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
+from serving.model_settings import adapters_of
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
 from serving.observability.series import fleet as series
 from serving.observability.series import money, requests
 from serving.observability.series.tenants import LIMIT, LIMIT_LEFT
+from serving.observability.window import Ledgers, Said, Window
 from serving.pipeline import Pipeline
+from serving.routing.choose import Chooser
 from serving.routing.explain import Explain
-from serving.routing.models import public_models
+from serving.routing.models import PublicModel, public_models
 from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
 from serving.routing.setup import chooser_of
@@ -82,8 +89,10 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
+        adapters = adapters_of(settings.models)
         fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, slots=e.slots) for e in settings.endpoints]
-        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools}, settings=settings.health)
+        pool_models = {pool.model: pool.tasks for pool in settings.pools}
+        self.fleet = Fleet(fixed, models=pool_models, settings=settings.health, adapters=adapters)
         self.machines = Machines(settings, catalog_targets(catalog_dir(), targets_of(settings)))
         self.costs = Costs(self.machines)
         self.bill = Bill(self._endpoints_by_pool, self.machines)
@@ -106,27 +115,29 @@ class Gateway:
             failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
         )
         self.kubernetes = self._kubernetes_discovery()
+        estimates = TokenEstimates()
+        self.quotas = _quotas(settings, self.metrics)
+        self.chooser = chooser_of(
+            settings.routing,
+            lambda: self.fleet.snapshot.ramping,
+            lambda pool, target: self.machines.of(pool, target).dollars_per_second,
+        )
+        self.slots = _slots(settings, self.fleet, self.chooser, self.metrics)
+        self.admission = Admission(
+            settings.limits,
+            quotas=self.quotas,
+            claims=_claims(settings, estimates),
+            slots=self.slots | {adapter: self.slots[model] for adapter, model in adapters.items() if model in self.slots},
+            refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
+        )
         self.load_reader = LoadReader(
             self.fleet,
             self._get,
             settings.engine_load,
             failed=lambda pool: self.metrics.load_failures.add((pool,)),
-            heard=self.costs.hear,
-        )
-        estimates = TokenEstimates()
-        self.quotas = _quotas(settings, self.metrics)
-        self.slots = _slots(settings, self.fleet, self.metrics)
-        self.admission = Admission(
-            settings.limits,
-            quotas=self.quotas,
-            claims=_claims(settings, estimates),
-            slots=self.slots,
-            refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
-        )
-        self.chooser = chooser_of(
-            settings.routing,
-            lambda: self.fleet.snapshot.ramping,
-            lambda pool, target: self.machines.of(pool, target).dollars_per_second,
+            in_flight=self.chooser.in_flight,
+            heard=self._engine_said,
+            missed=lambda endpoint: self.chooser.miss(endpoint, settings.engine_load.stale_seconds),
         )
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
@@ -154,6 +165,8 @@ class Gateway:
             tracing=self.tracing,
             ledger=self.accounts.ledger,
         )
+        ledgers = Ledgers(self.bill.dollars, self.costs.used, self.costs.failed)
+        self.window = Window(self.metrics, ledgers=ledgers, said=self._said)
         own_address = settings.server.operator_port is not None
         api = create_api(
             models=models,
@@ -166,21 +179,49 @@ class Gateway:
             published=settings if settings.server.openapi else None,
         )
         api.router.lifespan_context = self._lifespan
-        self.operator_api = Named(
-            create_operator_api(
-                models=models,
-                fleet=self.fleet,
-                identities=identities,
-                metrics=self.metrics,
-                report=self._report,
-                draining=lambda: self.draining,
-            )
+        operator_api = create_operator_api(
+            models=models,
+            fleet=self.fleet,
+            identities=identities,
+            metrics=self.metrics,
+            report=self._report,
+            draining=lambda: self.draining,
         )
-        self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
+        self.operator_api = self._with_page(operator_api, models) if own_address else Named(operator_api)
+        own_api = Named(api) if own_address else self._with_page(api, models)
+        self.edge = Edge(own_api, self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
         self.application: Asgi = Cors(self.edge, origins) if origins else self.edge
         """What the server runs."""
         self._gauges()
+
+    def _with_page(self, api: Asgi, models: Mapping[str, PublicModel]) -> Asgi:
+        """An application and, beside its routes, the page `/ui`."""
+        why_closed = why_no_playground(self.settings)
+        board = Board(
+            self.settings,
+            fleet=self.fleet,
+            models=models,
+            report=self._report,
+            window=self.window,
+            errors=self.pipeline.last_errors,
+            condition=self._condition,
+            in_flight=lambda: self.pipeline.in_flight,
+            waiting=lambda: sum(slots.queue.requests for slots in self.slots.values()),
+            why_closed=why_closed,
+        )
+        files = Named(Files(api, board.state))
+        return Playground(files, lambda: self.edge, why_closed=why_closed, own_names=own_names(self.settings))
+
+    def _condition(self) -> str:
+        """What `/readyz` says."""
+        if self.draining:
+            return "draining"
+        return "ready" if self.fleet.snapshot.any_ready and self.accounts.identities.is_ready else "not ready"
+
+    def _engine_said(self, endpoint: Endpoint, load: EngineLoad, in_flight: int) -> None:
+        self.chooser.hear(endpoint, load, in_flight)
+        self.costs.hear(endpoint, load)
 
     async def _get(self, url: str, path: str, *, timeout_seconds: float) -> tuple[int, bytes]:
         try:
@@ -217,9 +258,22 @@ class Gateway:
         )
 
     def _report(self) -> FleetReport:
+        view = self.window.look()
+
+        def dollars(e: Endpoint) -> DollarReport:
+            money = view.money([(e.model, e.pool, e.target)])
+            return DollarReport(self.machines.of(e.pool, e.target).dollars_per_hour, money.per_million_output_tokens)
+
+        return fleet_report(self.fleet, self._pools(), self.chooser.in_flight, self.chooser.speed, dollars)
+
+    def _said(self) -> Said | None:
+        return throughput_said(fleet_report(self.fleet, self._pools(), self.chooser.in_flight))
+
+    def _pools(self) -> list[tuple[str, str, str]]:
+        """Names, models and targets of those that are set."""
         pools = {(e.pool, e.model, e.target): None for e in self.settings.endpoints}
         pools |= {(pool.name, pool.model, pool.target): None for pool in self.settings.pools}
-        return fleet_report(self.fleet, list(pools), self.chooser.in_flight)
+        return list(pools)
 
     def _gauges(self) -> None:
         metrics = self.metrics
@@ -357,7 +411,7 @@ class Gateway:
             self.tracing.start()
         kubernetes = self.kubernetes or contextlib.nullcontext()
         await self.accounts.start()
-        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader:
+        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader, self.window:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield
@@ -392,6 +446,8 @@ def _claims(settings: Settings, estimates: TokenEstimates) -> Claims:
     pools: dict[str, set[str]] = {}
     for model, pool in (*((e.model, e.pool) for e in settings.endpoints), *((p.model, p.name) for p in settings.pools)):
         pools.setdefault(model, set()).add(pool)
+    for adapter, model in adapters_of(settings.models).items():
+        pools[adapter] = pools.get(model, set())
     return Claims(estimates, _prices(settings), pools)
 
 
@@ -400,8 +456,11 @@ def _prices(settings: Settings) -> Prices | None:
     return Prices(settings.prices) if settings.prices.models or settings.prices.pools else None
 
 
-def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slots]:
+def _slots(settings: Settings, fleet: Fleet, chooser: Chooser, metrics: Metrics) -> dict[str, Slots]:
     """Those of the models whose endpoints have any."""
+
+    def capacity(model: str) -> Capacity:
+        return Capacity(fleet, model, chooser.slots_at, lambda: chooser.slots_changed)
 
     def waited(model: str) -> Callable[[float], None]:
         return lambda seconds: metrics.queue_seconds.observe((model,), seconds)
@@ -409,7 +468,7 @@ def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slot
     models = [e.model for e in settings.endpoints if e.slots is not None] + [
         p.model for p in settings.pools if p.slots is not None
     ]
-    return {model: Slots(settings.limits.queue, Capacity(fleet, model), waited=waited(model)) for model in models}
+    return {model: Slots(settings.limits.queue, capacity(model), waited=waited(model)) for model in models}
 
 
 def _tracing(settings: TracingSettings, metrics: Metrics) -> Tracing | None:

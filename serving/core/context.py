@@ -127,6 +127,8 @@ class RequestContext:
     interruption: Outcome | None = None
     """Why the request is being cancelled, set by whoever cancels it."""
     outcome: Outcome | None = None
+    error_code: str = ""
+    """That of the error which the client got before its answer began, where it has one."""
     chunk_intervals: list[int] | None = None
     """Counts of inter-chunk intervals in the buckets of the histogram; None when not a stream."""
 

@@ -15,5 +15,11 @@ class MachineDollars(NamedTuple):
     failed: float | None = None
     """Of the request's attempts that gave no answer."""
 
+    @property
+    def total(self) -> float:
+        """Of all that is known."""
+        prompt, cached, output, failed = self
+        return (prompt or 0.0) + (cached or 0.0) + (output or 0.0) + (failed or 0.0)
+
 
 UNPRICED = MachineDollars()

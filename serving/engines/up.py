@@ -134,7 +134,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         screen=screen,
         signals=signals,
         serves=lambda: answers_ok(gateway.host, gateway.port, "/readyz"),
-        announcement=announcement(engine, gateway, profile.model, key=_shown_key(settings)),
+        announcement=announcement(engine, gateway, profile.model, key=_shown_key(settings), page=_page_of(settings, gateway)),
     )
 
 
@@ -167,9 +167,17 @@ def _shown_key(settings: Settings) -> str | None:
     return None if settings.is_open else "YOUR_KEY"
 
 
-def announcement(engine: Program, gateway: Program, model: str, *, key: str | None) -> str:
+def _page_of(settings: Settings, gateway: Program) -> str | None:
+    """Where the gateway's page is; None where the system chooses the operators' port."""
+    server = settings.server
+    if server.operator_port is None:
+        return f"http://{_authority(gateway.host, gateway.port)}/ui"
+    return f"http://{_authority(_reachable(server.operator_host), server.operator_port)}/ui" if server.operator_port else None
+
+
+def announcement(engine: Program, gateway: Program, model: str, *, key: str | None, page: str | None) -> str:
     """Addresses, logs and a command to paste."""
-    base = f"http://{_authority(gateway)}"
+    base = f"http://{_authority(gateway.host, gateway.port)}"
     question = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     header = f' -H "Authorization: Bearer {key}"' if key is not None else ""
     ask = f"{shlex.quote(base + '/v1/chat/completions')} -H 'Content-Type: application/json'{header}"
@@ -177,7 +185,8 @@ def announcement(engine: Program, gateway: Program, model: str, *, key: str | No
         (
             "",
             f"gateway  {base}/v1  (log: {gateway.log_path})",
-            f"engine   http://{_authority(engine)}/metrics  (log: {engine.log_path})",
+            *([f"page     {page}  (what it does, and a playground)"] if page is not None else []),
+            f"engine   http://{_authority(engine.host, engine.port)}/metrics  (log: {engine.log_path})",
             "         Only /metrics and /health of it are open; the rest answers the gateway alone.",
             "",
             "Ask it, at once or as a stream:",
@@ -189,8 +198,8 @@ def announcement(engine: Program, gateway: Program, model: str, *, key: str | No
     )
 
 
-def _authority(program: Program) -> str:
-    return f"[{program.host}]:{program.port}" if ":" in program.host else f"{program.host}:{program.port}"
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _reachable(host: str) -> str:

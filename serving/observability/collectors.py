@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -39,6 +39,10 @@ class BucketHistogram(Collector):
         for index, count in enumerate(row):
             mine[index] += count
         self._sums[labels] += sum_seconds
+
+    def rows(self) -> Mapping[tuple[str, ...], Sequence[int]]:
+        """The counts of each series by bucket; not to be changed, or kept."""
+        return self._rows
 
     def _row(self, labels: tuple[str, ...]) -> list[int]:
         row = self._rows.get(labels)
@@ -96,6 +100,10 @@ class BulkCounter(Collector):
 
     def add(self, labels: tuple[str, ...], amount: float = 1) -> None:
         self._values[labels] = self._values.get(labels, 0) + amount
+
+    def values(self) -> Mapping[tuple[str, ...], float]:
+        """The value of each series; not to be changed, or kept."""
+        return self._values
 
     def retain(self, keep: Callable[[tuple[str, ...]], bool]) -> None:
         """Drop the series whose label values are not to be kept."""

@@ -146,6 +146,24 @@ def test_the_key_reaches_the_gateway_and_neither_engine_nor_screen(
     assert '-H "Authorization: Bearer $SERVING_AUTH__API_KEY"' in rest["announcement"]
 
 
+@pytest.mark.parametrize(
+    ("variables", "page"),
+    [
+        ({}, "http://127.0.0.1:{port}/ui"),
+        ({"SERVING_SERVER__OPERATOR_PORT": "9900"}, "http://127.0.0.1:9900/ui"),
+        ({"SERVING_SERVER__OPERATOR_PORT": "9900", "SERVING_SERVER__OPERATOR_HOST": "::"}, "http://[::1]:9900/ui"),
+        ({"SERVING_SERVER__OPERATOR_PORT": "0"}, None),
+    ],
+)
+def test_the_address_of_the_page_is_said(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], page: str | None
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    lines = [line for line in planned(options)[2]["announcement"].splitlines() if line.startswith("page ")]
+    assert [line.split()[1] for line in lines] == ([] if page is None else [page.format(port=options.port)])
+
+
 def test_each_run_has_a_secret_of_its_own_between_gateway_and_engine(options: up.UpOptions, planned: Planned) -> None:
     secrets = []
     for _ in range(2):
