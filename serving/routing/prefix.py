@@ -12,8 +12,12 @@ from collections.abc import Sequence
 
 from serving.routing.chain import START
 
-PIECE_BYTES = 250
-"""Of memory: a hash, its place in the index and in its node. Measured, at the moment when a table makes itself room."""
+STRIDE = 8
+"""Of so many pieces of a chain one is in the index, and the first one of each node: the others are found from those."""
+PIECE_BYTES = 60
+"""Of memory: a hash and its place in its node."""
+KEY_BYTES = 190
+"""Of memory: a place in the index. Measured, at the moment when a table makes itself room."""
 NODE_BYTES = 900
 """Of memory: a node, its places in the orders of eviction and one endpoint that holds it."""
 HOLDER_BYTES = 250
@@ -43,6 +47,14 @@ class Node:
     @property
     def end(self) -> int:
         return self.start + len(self.hashes)
+
+    def found_by(self) -> list[int]:
+        """Those of its hashes by which it is found."""
+        first = (STRIDE - 1 - self.start) % STRIDE
+        keys = self.hashes[first::STRIDE]
+        if first:
+            keys.append(self.hashes[0])
+        return keys
 
 
 class Cache:
@@ -200,6 +212,8 @@ class PrefixIndex:
         self.evictions = 0
         """Nodes that had to go for the index's own limit."""
         self._nodes: dict[int, Node] = {}
+        """By the hashes of their keys."""
+        self._pieces = 0
         self._order: OrderedDict[Node, None] = OrderedDict()
         """All nodes, the one used longest ago first; a node is always used after those below it."""
         self._holders = 0
@@ -207,28 +221,52 @@ class PrefixIndex:
     @property
     def used_bytes(self) -> int:
         """Memory, about."""
-        return len(self._nodes) * PIECE_BYTES + len(self._order) * NODE_BYTES + self._holders * HOLDER_BYTES
+        pieces_bytes = self._pieces * PIECE_BYTES + len(self._nodes) * KEY_BYTES
+        return pieces_bytes + len(self._order) * NODE_BYTES + self._holders * HOLDER_BYTES
 
     def cache(self, capacity_bytes: float) -> Cache:
         return Cache(self, capacity_bytes)
 
-    def knows(self, piece: int) -> bool:
-        """Whether anybody holds the prefix with that hash."""
-        return piece in self._nodes
-
     def match(self, chain: Sequence[int]) -> Match:
         """Find how much of the chain is known: a prefix is only there with all shorter ones, so that halving finds it."""
         nodes = self._nodes
-        if not chain or chain[0] not in nodes:
+        node = nodes.get(chain[0]) if chain else None
+        if node is None or node.start:
             return Match(chain, 0, None)
-        low, high = 1, len(chain)
+        low, high = 0, len(chain) // STRIDE
         while low < high:
             middle = (low + high + 1) // 2
-            if chain[middle - 1] in nodes:
+            if chain[middle * STRIDE - 1] in nodes:
                 low = middle
             else:
                 high = middle - 1
-        return Match(chain, low, nodes[chain[low - 1]])
+        known = low * STRIDE
+        if low:
+            found = nodes[chain[known - 1]]
+            if found.start < known <= found.end:
+                return self._follow(chain, known, found)
+        return self._follow(chain, 1, node)
+
+    def _follow(self, chain: Sequence[int], known: int, node: Node) -> Match:
+        """How much more is known of a chain whose first `known` pieces are, the last of them in that node."""
+        total = len(chain)
+        while True:
+            hashes, start, end = node.hashes, node.start, node.end
+            high = end if end < total else total
+            if known < high and hashes[high - 1 - start] == chain[high - 1]:
+                known = high
+            while known < high:
+                middle = (known + high) // 2
+                if hashes[middle - start] == chain[middle]:
+                    known = middle + 1
+                else:
+                    high = middle
+            if known < end or known == total:
+                return Match(chain, known, node)
+            below = self._nodes.get(chain[known])
+            if below is None or below.start != known:
+                return Match(chain, known, node)
+            node, known = below, known + 1
 
     def hold(self, cache: Cache, match: Match) -> Hold:
         """A request with this chain begins at the cache's endpoint: its whole prompt is there from now on, and stays."""
@@ -288,9 +326,10 @@ class PrefixIndex:
         del self._order[node]
         if node.parent is not None and node in node.parent.late:
             node.parent.late.remove(node)
+        self._pieces -= len(node.hashes)
         nodes = self._nodes
-        for piece in node.hashes:
-            nodes.pop(piece, None)
+        for key in node.found_by():
+            nodes.pop(key, None)
 
     def _leaf(self, match: Match) -> Node | None:
         """The node that ends where the chain ends, made if there is none."""
@@ -304,9 +343,8 @@ class PrefixIndex:
         if known == len(chain):
             return node
         new = Node(node, known, list(chain[known:]))
-        nodes = self._nodes
-        for piece in new.hashes:
-            nodes[piece] = new
+        self._pieces += len(new.hashes)
+        self._nodes.update(dict.fromkeys(new.found_by(), new))
         self._order[new] = None
         return new
 
@@ -323,8 +361,8 @@ class PrefixIndex:
             parent.late.append(front)
         node.parent, node.start, node.hashes = front, at, node.hashes[cut:]
         nodes = self._nodes
-        for piece in front.hashes:
-            nodes[piece] = front
+        nodes.update(dict.fromkeys(front.found_by(), front))
+        nodes[node.hashes[0]] = node
         self._order[front] = None
         for cache, held in [*node.holders.items()]:
             front.holders[cache] = min(held, cut)
