@@ -192,7 +192,9 @@ def test_a_format_with_rounded_activations_needs_a_stored_run(rules: GateRules) 
     verdict = judge(evidence(rules, other_kernel, format="nvfp4", honest=honest, reference=original))
     assert verdict.outcome == "pass", verdict.reason
     assert finding(verdict, "stored_run.kl_ratio").value == pytest.approx(1.0, abs=0.06)
+    assert finding(verdict, "stored_run.perplexity").outcome == "pass"
     worse = judge(evidence(rules, collected(fault=0.9, fault_seed=6), format="nvfp4", honest=honest, reference=original))
+    assert finding(worse, "stored_run.perplexity").outcome == "fail"
     assert worse.outcome == "fail"
     assert worse.reason.startswith("stored_run.kl_ratio: KL to the reference is")
 
