@@ -22,6 +22,7 @@ from serving.gate.collected import Collected, read_collected
 from serving.gate.digest import Configuration
 from serving.gate.evidence import Evidence
 from serving.gate.judge import judge
+from serving.gate.passages import corpus_digest
 from serving.gate.report import GateReport, make_report
 from serving.gate.verdict import Verdict
 
@@ -65,8 +66,10 @@ class Outcome:
 def judge_address(order: Order, report: Report = lambda line: None) -> Outcome:
     """Raises: ConfigurationError for an address at which nothing answers, and for references that do not fit."""
 
+    saved = _saved_references(order)
+
     def reference(given: str | None) -> Collected | None:
-        return gather(given, order, report) if given is not None else None
+        return None if given is None else saved.get(given) or gather(given, order, report)
 
     candidate = gather(order.candidate, order, report, is_candidate=True)
     evidence = Evidence(
@@ -85,6 +88,19 @@ def judge_address(order: Order, report: Report = lambda line: None) -> Outcome:
     )
     verdict = judge(evidence)
     return Outcome(verdict, make_report(evidence, verdict, without_prompts=order.without_prompts), candidate)
+
+
+def _saved_references(order: Order) -> dict[str, Collected]:
+    """Those that are files, before minutes are spent on the candidate. Raises: ConfigurationError, also for other texts."""
+    found = {}
+    for given in (order.matched, order.reference, order.honest, order.plain):
+        if given is not None and not is_address(given):
+            found[given] = read_collected(Path(given))
+            if is_address(order.candidate) and found[given].corpus != corpus_digest():
+                raise ConfigurationError(
+                    f"{given}: was collected with other texts, by version {found[given].gate_version}; collect it again"
+                )
+    return found
 
 
 def gather(given: str, order: Order, report: Report, *, is_candidate: bool = False) -> Collected:

@@ -142,6 +142,16 @@ def test_what_is_wrong_is_named(saved: Path, words: tuple[str, ...], said: str) 
     assert said in str(done.exception)
 
 
+def test_a_reference_that_cannot_be_used_is_refused_before_the_candidate_is_asked(tmp_path: Path, saved: Path) -> None:
+    other = tmp_path / "other.json"
+    write_collected(collected().model_copy(update={"corpus": "1" * 64}), other)
+    with NumericEngine() as engine:
+        for given, said in ((tmp_path / "none.json", "cannot be read"), (other, "was collected with other texts")):
+            done = gate("run", engine.url, "--reference", given, *CPU)
+            assert said in str(done.exception)
+        assert engine.requests == []
+
+
 def test_a_configuration_of_ones_own(tmp_path: Path, saved: Path) -> None:
     path = tmp_path / "configuration.json"
     path.write_text('{"image": "i", "checkpoint": "c", "argv": ["vllm", "serve"], "target": "cpu-epyc"}')
