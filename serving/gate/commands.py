@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serving.core.errors import ConfigurationError
+from serving.gate.checkpoints.commands import dequantize
 
 if TYPE_CHECKING:
     from serving.catalog.gate_rules import Floor, GateRules
@@ -21,6 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Prove that an engine computes what its checkpoint says, before it gets a user's request.",
 )
+app.command()(dequantize)
 
 CatalogOption = Annotated[Path | None, typer.Option(help="Folder of the catalog; default: SERVING_CATALOG_DIR or ours.")]
 SecretOption = Annotated[str | None, typer.Option(envvar="SERVING_ENGINE_SECRET", help="The engines' secret, if any.")]
