@@ -80,7 +80,7 @@
 -}}
 {{- with $profile.routing -}}
 {{- $elastic := or .elastic (and (hasKey $pool "autoscaling") (eq (dig "autoscaling" "minReplicas" 1 $pool | int) 0)) -}}
-{{- $_ := set $out "routing" (set (deepCopy .) "elastic" (and $elastic (hasKey . "dollars_per_hour"))) -}}
+{{- $_ := set $out "routing" (set (deepCopy .) "elastic" (and $elastic (not (kindIs "invalid" $profile.price_dollars_per_node_hour)))) -}}
 {{- end -}}
 {{- if $simulated -}}
 {{- $words := hasKey $pool "drainSeconds" | ternary (list "--drain-seconds" (toString $drain)) list -}}
