@@ -17,6 +17,8 @@ DEFAULT_RULES = "default"
 Question = Literal["engine", "model"]
 """engine: does it compute what its checkpoint says; model: is the checkpoint good enough for what it is used for."""
 
+ReferenceRole = Literal["matched", "honest", "reference"]
+
 
 class Band(Record):
     """A figure of which less is better: `passes` at most, `fails` above, and between them nothing is decided."""
@@ -125,6 +127,10 @@ class GateRules(Record):
     profiles: tuple[Name, ...] = ()
     questions: Annotated[tuple[Question, ...], Field(min_length=1)]
     """All must be answered for a pass."""
+    references: dict[ReferenceRole, Text] = Field(default_factory=dict)
+    """What to compare with, in words: which checkpoint, on what, kept where."""
+    reference_format: Name = "bf16"
+    """Of the original. A candidate in this format is not quantized: it must be equal to the original but for noise."""
     least_tokens: Count
     least_passages: Count
     matched: MatchedRules
@@ -137,6 +143,13 @@ class GateRules(Record):
     """By target. One that is not among them is uncalibrated."""
     reasons: dict[Text, Text]
     """Why the limits are what they are, by the name of the field."""
+
+    @model_validator(mode="after")
+    def _original(self) -> GateRules:
+        if self.reference_format not in self.formats:
+            known = ", ".join(sorted(self.formats))
+            raise ValueError(f"reference_format: {self.reference_format!r} is not among the formats; there are: {known}")
+        return self
 
     @model_validator(mode="after")
     def _reasons(self) -> GateRules:

@@ -181,6 +181,8 @@ class Simulation(Record):
     """For a prompt's attention: each of its new tokens looks back on all tokens before it."""
     request_seconds: NotNegative = 0.0
     """Before the scheduler sees a request, and behind it: HTTP, template, tokenizer, the way back."""
+    adapter_seconds: NotNegative = 0.0
+    """To bring a LoRA adapter into one of the engine's slots (`max-loras`), between two steps."""
     tokens_per_step: Annotated[float, Field(ge=1, le=16, allow_inf_nan=False)] = 1.0
     """Mean tokens that a step yields for a request; above 1 with speculative decoding."""
     jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from serving.catalog.gate_rules import Band, MatchedRules
 from serving.gate.compare import Distance
+from serving.gate.distance import PassagePair
 from serving.gate.evidence import Evidence, decide, measured, number
 from serving.gate.explain import looks_like
-from serving.gate.statistics import Estimate, paired_t, weighted_mean
+from serving.gate.statistics import Estimate, paired_t, standard_error, weighted_mean
 from serving.gate.verdict import Finding
 
 ENGINE, MODEL = "engine", "model"
@@ -135,15 +136,20 @@ def _stored_run(evidence: Evidence) -> Iterator[Finding]:
         f"(95 %: {ratio.low:.3f} to {ratio.high:.3f}); paired over {len(both)} passages {change.value:+.4f} nats, t {t:.1f}",
         outcome,
     )
-    # The honest run differs from the reference by more than either differs from another honest run, so errors are paired, too.
-    worse = candidate.log_perplexity.value - honest.log_perplexity.value
-    beyond = 3 * (candidate.log_perplexity_error**2 + honest.log_perplexity_error**2) ** 0.5
+    losses = [_nll(mine) - _nll(other) for mine, other in both]
+    worse, beyond = math.fsum(losses) / sum(counts), 3 * standard_error(losses, counts)
     yield measured(
         "stored_run.perplexity",
         _point(max(0.0, abs(worse) - beyond)),
         evidence.rules.matched.log_perplexity,
-        f"perplexity ratio {number(candidate.perplexity_ratio)}, the honest run's {number(honest.perplexity_ratio)}",
+        f"perplexity ratio {number(candidate.perplexity_ratio)}, the honest run's {number(honest.perplexity_ratio)}; its "
+        f"logarithm differs by {worse:+.4f} ± {beyond / 3:.4f}, paired",
     )
+
+
+def _nll(pair: PassagePair) -> float:
+    """Nats that a passage costs beyond what it costs the reference."""
+    return math.fsum(position.nll_difference or 0.0 for position in pair.positions)
 
 
 def _same_engine(evidence: Evidence) -> Iterator[Finding]:

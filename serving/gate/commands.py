@@ -135,7 +135,7 @@ def run(
         write_report(outcome.report, written[0])
         write_page(outcome.report, written[1])
     if as_json:
-        print(to_json(outcome.verdict))
+        print(to_json(outcome.report.verdict))  # whose texts are left out on request
     else:
         print_verdict(outcome.report, _console())
         for path in written:

@@ -13,8 +13,6 @@ from serving.gate.compare import Distance, distance
 from serving.gate.statistics import Estimate
 from serving.gate.verdict import Finding, Outcome
 
-UNQUANTIZED = "bf16"
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -51,7 +49,7 @@ class Evidence:
 
     @property
     def is_quantized(self) -> bool:
-        return self.format != UNQUANTIZED
+        return self.format != self.rules.reference_format
 
     @property
     def own(self) -> Collected | None:

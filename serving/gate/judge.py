@@ -87,9 +87,14 @@ def _open_questions(evidence: Evidence) -> list[Finding]:
     }
     for question in evidence.rules.questions:
         if not asked[question]:
-            said = f"not asked: {_QUESTIONS[question]}; give {ways[question]}"
+            said = f"not asked: {_QUESTIONS[question]}; give {ways[question]}{_named(evidence.rules)}"
             found.append(Finding(name=f"question.{question}", outcome="not_decided", said=said))
     return found
+
+
+def _named(rules: GateRules) -> str:
+    """What the rules say of the references."""
+    return "".join(f"; --{role}: {words}" for role, words in sorted(rules.references.items()))
 
 
 def _conclude(findings: Sequence[Finding], calibrated: bool, evidence: Evidence) -> tuple[Outcome, str]:

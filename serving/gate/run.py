@@ -22,6 +22,7 @@ from serving.gate.collected import Collected, read_collected
 from serving.gate.digest import Configuration
 from serving.gate.evidence import Evidence
 from serving.gate.judge import judge
+from serving.gate.passages import corpus_digest
 from serving.gate.report import GateReport, make_report
 from serving.gate.verdict import Verdict
 
@@ -64,19 +65,24 @@ class Outcome:
 
 def judge_address(order: Order, report: Report = lambda line: None) -> Outcome:
     """Raises: ConfigurationError for an address at which nothing answers, and for references that do not fit."""
+
+    saved = _saved_references(order)
+
+    def reference(given: str | None) -> Collected | None:
+        return None if given is None else saved.get(given) or gather(given, order, report)
+
     candidate = gather(order.candidate, order, report, is_candidate=True)
-    assert candidate is not None
     evidence = Evidence(
         candidate=candidate,
         format=order.format,
         rules=order.rules,
         target=order.target,
         floor=order.floor,
-        matched=gather(order.matched, order, report),
-        reference=gather(order.reference, order, report),
-        honest=gather(order.honest, order, report),
+        matched=reference(order.matched),
+        reference=reference(order.reference),
+        honest=reference(order.honest),
         is_same_engine=order.is_same_engine,
-        plain=gather(order.plain, order, report),
+        plain=reference(order.plain),
         expected_acceptance=order.expected_acceptance,
         customer_share=order.customer_share,
     )
@@ -84,10 +90,21 @@ def judge_address(order: Order, report: Report = lambda line: None) -> Outcome:
     return Outcome(verdict, make_report(evidence, verdict, without_prompts=order.without_prompts), candidate)
 
 
-def gather(given: str | None, order: Order, report: Report, *, is_candidate: bool = False) -> Collected | None:
+def _saved_references(order: Order) -> dict[str, Collected]:
+    """Those that are files, before minutes are spent on the candidate. Raises: ConfigurationError, also for other texts."""
+    found = {}
+    for given in (order.matched, order.reference, order.honest, order.plain):
+        if given is not None and not is_address(given):
+            found[given] = read_collected(Path(given))
+            if is_address(order.candidate) and found[given].corpus != corpus_digest():
+                raise ConfigurationError(
+                    f"{given}: was collected with other texts, by version {found[given].gate_version}; collect it again"
+                )
+    return found
+
+
+def gather(given: str, order: Order, report: Report, *, is_candidate: bool = False) -> Collected:
     """From a file, or from an address that is asked now."""
-    if given is None:
-        return None
     if not is_address(given):
         collected = read_collected(Path(given))
         if is_candidate and order.collecting.configuration is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serving.fleet.store import Endpoint
+from serving.routing.adapters import AdapterSlots
 from serving.routing.decision import Decision
+from serving.routing.others import Others
 from serving.routing.predict import EngineRates, PoolRates
 from serving.routing.prefix import Cache, Hold
 from serving.routing.question import Question
@@ -15,6 +17,8 @@ OVERDUE_SHARE = 0.25
 ROOM_MARGIN = 1.5
 """An engine is taken to have so much more room than was said, since requests are rarely as long as they may be."""
 MUCH_SLOWER = 3.0
+NO_SLOTS = 2**31
+"""More than any engine has."""
 HORIZON_SECONDS = 30.0
 """Over which arrivals and the share of time that goes to prefill are averaged."""
 
@@ -29,9 +33,11 @@ class Ticket:
 
     __slots__ = ("endpoint", "work")
 
+    began: float = 0.0
     question: Question | None = None
     ttft_seconds: float | None = None
     cached_tokens: float = 0.0
+    prefill_seconds: float = 0.0
     decision: Decision | None = None
 
     def __init__(self, endpoint: Endpoint, work: Work) -> None:
@@ -43,6 +49,8 @@ class Choice(Ticket):
     """A ticket with everything that was predicted for it, so that it can be learned from."""
 
     __slots__ = (
+        "adapter",
+        "adapter_seconds",
         "alone",
         "area",
         "began",
@@ -52,6 +60,7 @@ class Choice(Ticket):
         "decision",
         "first",
         "hold",
+        "loads_adapter",
         "output_tokens",
         "prefill_area",
         "prefill_seconds",
@@ -76,7 +85,7 @@ class Choice(Ticket):
         self.endpoint = endpoint
         self.work = work
         self.question: Question = question
-        self.prefill_seconds = prefill_seconds
+        self.prefill_seconds: float = prefill_seconds
         """Predicted, as all of these."""
         self.ttft_seconds: float = ttft_seconds
         self.output_tokens = output_tokens
@@ -89,6 +98,12 @@ class Choice(Ticket):
         self.began = 0.0
         self.first = 0.0
         """When the first token came; 0: it did not, or could not be seen."""
+        self.adapter = ""
+        """The LoRA adapter that it asks for."""
+        self.adapter_seconds = 0.0
+        """Predicted, of the wait for that."""
+        self.loads_adapter = False
+        """The adapter is loaded for it, with nothing else ahead."""
         self.alone = False
         """Nobody else was waiting for a first token meanwhile."""
         self.area = 0.0
@@ -99,6 +114,7 @@ class Work:
     """The load and the learned rates of one endpoint."""
 
     __slots__ = (
+        "adapters",
         "area",
         "began",
         "cache",
@@ -109,12 +125,17 @@ class Work:
         "dollars_per_second",
         "endpoint",
         "free_at",
+        "heard",
+        "heard_at",
         "in_flight",
         "last_change",
         "last_first",
         "last_used",
         "learned_at",
+        "most",
         "name",
+        "others",
+        "others_requests",
         "plain",
         "prefill_area",
         "prefill_share",
@@ -131,10 +152,20 @@ class Work:
         self.plain = Ticket(endpoint, self)
         self.rates = EngineRates(pool)
         self.cache = cache
+        self.adapters = AdapterSlots(pool.adapter_seconds)
         self.cache_tokens = ROOM_MARGIN * pool.prior.cache_tokens
         self.sequences = pool.prior.sequences
         self.dollars_per_second = dollars_per_second
         self.in_flight = 0
+        self.most = NO_SLOTS if endpoint.slots is None else endpoint.slots
+        """Requests that this gateway may have there at a time."""
+        self.others: Others | None = None
+        """What it has to do for others, as far as that is known; None: nothing shows."""
+        self.others_requests = 0
+        """The same as a number, without the margin for what is on its way: slots are not given twice."""
+        self.heard: Others | None = None
+        """The same as the engine said it last, at `heard_at`."""
+        self.heard_at = float("-inf")
         self.refreshed_at = now
         self.learned_at = now
         """When something was seen of its rates."""
@@ -164,14 +195,16 @@ class Work:
         self.advance(now)
         seconds = choice.prefill_seconds
         choice.began, choice.area, choice.prefill_area = now, self.area, self.prefill_area
-        choice.alone = not self.waiting
+        self.context_tokens += choice.context_tokens
+        choice.alone = not self.waiting and (self.others is None or not self.others.waiting)
+        if choice.adapter and not self._begin_adapter(choice):
+            return
         if self.waiting:
             for other in self.waiting:
                 other.alone = False
         self.waiting[choice] = None
         self.waiting_seconds += seconds
         self.free_at = (self.free_at if self.free_at > now else now) + seconds
-        self.context_tokens += choice.context_tokens
 
     def first_token(self, choice: Choice, now: float) -> None:
         """Prompts are taken in order, so that what is left is what began later."""
@@ -182,7 +215,10 @@ class Work:
         took = now - max(choice.began, self.last_first)
         self.last_first = now
         rates = self.rates
-        if took > MUCH_SLOWER * (choice.prefill_seconds + rates.step + rates.step_slope * self.in_flight):
+        expected = choice.prefill_seconds + rates.step + rates.step_slope * self.in_flight + choice.adapter_seconds
+        if choice.loads_adapter:
+            self.adapters.load_seconds.learn(max(0.0, took - expected + choice.adapter_seconds))
+        elif took > MUCH_SLOWER * expected:
             # Not to be waited for until the answer's end says it exactly.
             self.learned_at = now
             rates.learn_prefill(choice.prefill_seconds / rates.prefill_seconds, took)
@@ -191,8 +227,21 @@ class Work:
         self._written(choice)
         self.free_at = now + self.waiting_seconds
 
+    def _begin_adapter(self, choice: Choice) -> bool:
+        """Returns whether it has a slot for its adapter. One that has none waits aside, and holds up nobody's prefill."""
+        adapters = self.adapters
+        was_there = adapters.has(choice.adapter)
+        adapters.begin(choice.adapter)
+        is_there = adapters.has(choice.adapter)
+        # What the first token says of the load says nothing of the prefill.
+        choice.loads_adapter = choice.alone and not was_there and is_there
+        choice.alone = choice.alone and was_there
+        return is_there
+
     def end(self, choice: Choice, now: float) -> None:
         self.advance(now)
+        if choice.adapter:
+            self.adapters.end(choice.adapter)
         if choice in self.waiting:
             self._leaves(choice)
             self.free_at = max(now, min(self.free_at, now + self.waiting_seconds))
@@ -204,6 +253,17 @@ class Work:
         """Take up what was learned at other endpoints of the pool."""
         self.refreshed_at = now
         self.rates.refresh(now - self.learned_at)
+
+    def share_slots(self, gateways: int) -> None:
+        """Leave to others what they use of its slots; this gateway has one in any case, or an even part of several."""
+        slots = self.endpoint.slots
+        if slots is None:
+            return
+        even = max(1, slots // gateways)
+        if self.heard_at < 0:
+            self.most = even
+            return
+        self.most = max(even if gateways > 1 else 1, slots - self.others_requests)
 
     def wait_seconds(self, now: float) -> float:
         """Until the prefill that is ahead of a new request is done."""
@@ -222,6 +282,8 @@ class Work:
         if passed <= 0.0:
             return
         self.area += (self.in_flight - len(self.waiting)) * passed
+        if self.others is not None:
+            self.area += self.others.running * passed
         horizon = horizon_seconds(now - self.began)
         self.prefill_share *= horizon / (horizon + passed)
         self.last_change = now

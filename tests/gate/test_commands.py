@@ -69,6 +69,18 @@ def test_no_text_is_written_on_request(tmp_path: Path, saved: Path) -> None:
     assert "Texts were left out on request" in (tmp_path / "r.html").read_text()
 
 
+def test_the_printed_verdict_keeps_the_customers_texts_to_itself_on_request(tmp_path: Path, saved: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"name": "our secret plan", "prompt": "x", "exact": "what we never say"}\n')
+    with NumericEngine(answers=lambda prompt: "something") as engine:
+        words = ("run", engine.url, "--reference", saved, *CPU, "--parts", "passages", "--prompts", prompts, "--json")
+        told, kept = gate(*words), gate(*words, "--without-prompts")
+    assert told.exit_code == kept.exit_code == 1
+    assert "what we never say" in told.stdout and "our secret plan" in told.stdout
+    assert "what we never say" not in kept.stdout and "our secret plan" not in kept.stdout
+    assert "0.0% of your 1 checks hold" in kept.stdout
+
+
 def test_the_verdict_as_json_is_tied_to_what_the_profile_runs(saved: Path) -> None:
     done = gate("run", saved, "--reference", saved, "--profile", "smollm2-135m-cpu", "--json")
     assert done.exit_code == 0
@@ -128,6 +140,16 @@ def test_what_is_wrong_is_named(saved: Path, words: tuple[str, ...], said: str) 
     done = gate("run", saved, "--reference", saved, *words)
     assert isinstance(done.exception, ConfigurationError)
     assert said in str(done.exception)
+
+
+def test_a_reference_that_cannot_be_used_is_refused_before_the_candidate_is_asked(tmp_path: Path, saved: Path) -> None:
+    other = tmp_path / "other.json"
+    write_collected(collected().model_copy(update={"corpus": "1" * 64}), other)
+    with NumericEngine() as engine:
+        for given, said in ((tmp_path / "none.json", "cannot be read"), (other, "was collected with other texts")):
+            done = gate("run", engine.url, "--reference", given, *CPU)
+            assert said in str(done.exception)
+        assert engine.requests == []
 
 
 def test_a_configuration_of_ones_own(tmp_path: Path, saved: Path) -> None:

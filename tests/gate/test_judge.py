@@ -206,7 +206,9 @@ def test_a_format_with_rounded_activations_needs_a_stored_run(rules: GateRules) 
     verdict = judge(evidence(rules, other_kernel, format="nvfp4", honest=honest, reference=original))
     assert verdict.outcome == "pass", verdict.reason
     assert finding(verdict, "stored_run.kl_ratio").value == pytest.approx(1.0, abs=0.06)
+    assert finding(verdict, "stored_run.perplexity").outcome == "pass"
     worse = judge(evidence(rules, collected(fault=0.9, fault_seed=6), format="nvfp4", honest=honest, reference=original))
+    assert finding(worse, "stored_run.perplexity").outcome == "fail"
     assert worse.outcome == "fail"
     assert worse.reason.startswith("stored_run.kl_ratio: KL to the reference is")
 
@@ -261,3 +263,19 @@ def test_it_says_what_it_cannot_see(rules: GateRules) -> None:
     assert any(line.startswith("which configuration this was") for line in verdict.blind)
     bare = judge(evidence(rules, collected(), format="bf16", reference=collected(), floor=None))
     assert any("for want of a floor" in line for line in bare.sees)
+
+
+def test_what_to_compare_with_is_said_in_the_rules_own_words(rules: GateRules) -> None:
+    named = rules.model_copy(update={"references": {"reference": "the FP8 checkpoint"}, "questions": ("engine", "model")})
+    verdict = judge(evidence(named, collected(**QUANTIZATION), matched=collected(**QUANTIZATION)))
+    assert verdict.reason.startswith("question.model: not asked: is the checkpoint good enough; give --reference")
+    assert verdict.reason.endswith("; --reference: the FP8 checkpoint")
+
+
+def test_the_original_need_not_be_bf16(rules: GateRules) -> None:
+    published = rules.model_copy(update={"reference_format": "fp8"})
+    same = judge(evidence(published, collected(), format="fp8", reference=collected()))
+    assert same.outcome == "pass", same.reason
+    assert "quantized" not in {found.name for found in same.findings}
+    none = judge(evidence(published, collected(), format="nvfp4a16", reference=collected(), matched=collected(**QUANTIZATION)))
+    assert none.reason.startswith("quantized: ")

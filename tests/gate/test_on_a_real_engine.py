@@ -13,6 +13,7 @@ from serving.gate.collected import Collected, read_collected, write_collected
 from serving.gate.evidence import Evidence
 from serving.gate.floor import measure_floor
 from serving.gate.judge import judge
+from serving.gate.passages import corpus
 from tests.doubles.real_engine import RealEngine
 
 pytestmark = pytest.mark.engine
@@ -25,7 +26,19 @@ def ask(engine: RealEngine, tokens_at_once: int, concurrency: int) -> Collected:
     return collect(Address(engine.url, model=engine.model), options)
 
 
-def test_it_passes_against_itself_in_other_batches(real_engine: RealEngine, rules: GateRules, tmp_path: Path) -> None:
+@pytest.fixture
+def few_texts(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Some of each kind: a token of the tiny model is a byte, so that few are enough. Their number."""
+    whole = corpus()
+    few = whole.model_copy(update={"passages": whole.passages[::4], "chats": whole.chats[:2]})
+    monkeypatch.setattr("serving.gate.collect.corpus", lambda: few)
+    return len(few.passages) + len(few.chats)
+
+
+def test_it_passes_against_itself_in_other_batches(
+    real_engine: RealEngine, rules: GateRules, few_texts: int, tmp_path: Path
+) -> None:
+    rules = rules.model_copy(update={"least_passages": few_texts})
     first, second = ask(real_engine, 2048, 4), ask(real_engine, 128, 1)
     assert first.troubles == second.troubles == ()
     assert {passage.kind for passage in first.passages} == {"prose", "code", "spanish", "chat", "long"}

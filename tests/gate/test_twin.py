@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from serving.catalog.gate_rules import Band, GateRules
+from serving.gate.closeness import closeness
 from serving.gate.compare import distance
 from serving.gate.evidence import Evidence
 from serving.gate.judge import judge
-from serving.gate.twin import broken_twin
+from serving.gate.twin import FAULT_KL, broken_twin
 from tests.gate.conftest import FLOOR, collected
 
 
@@ -37,3 +38,17 @@ def test_the_twin_follows_the_limits(rules: GateRules) -> None:
     found = next(finding for finding in verdict.findings if finding.name == "self_test")
     assert found.outcome == "pass"
     assert (found.value or 0) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kl", "outcomes"), [(0.0005, {"pass"}), (FAULT_KL, {"fail"})])
+def test_twenty_of_each_kind_are_told_apart(
+    kl: float, outcomes: set[str], rules: GateRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = set()
+    for seed in range(20):
+        monkeypatch.setattr("serving.gate.twin.SEED", seed)
+        candidate, _ = broken_twin(collected(), kl)
+        evidence = Evidence(candidate, "bf16", rules, "cpu-epyc", FLOOR, reference=collected())
+        found |= {finding.outcome for finding in closeness(evidence) if finding.name == "matched.kl"}
+    assert found == outcomes
