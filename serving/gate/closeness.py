@@ -90,7 +90,7 @@ def _near(evidence: Evidence, found: Distance, name: str, floor_kl: float | None
     beyond = 3 * found.log_perplexity_error
     yield measured(
         f"{name}.perplexity",
-        _point(max(0.0, abs(found.log_perplexity.value) - beyond)),
+        _point(_excess(found.log_perplexity.value, beyond)),
         widened(rules.log_perplexity, factor),
         f"perplexity ratio {number(found.perplexity_ratio)} (its logarithm ± {number(found.log_perplexity_error)})",
     )
@@ -106,6 +106,12 @@ def _point(value: float) -> Estimate:
     return Estimate(value, value, value)
 
 
+def _excess(value: float, error: float) -> float:
+    """How far it is from 0 beyond its error; NaN where one of them is no finite number, which `max` would make a 0."""
+    found = abs(value) - error
+    return max(0.0, found) if math.isfinite(found) else math.nan
+
+
 def _stored_run(evidence: Evidence) -> Iterator[Finding]:
     """Paired per passage: candidate and honest run each against the common reference."""
     candidate, honest = evidence.from_reference, evidence.honest_from_reference
@@ -118,6 +124,10 @@ def _stored_run(evidence: Evidence) -> Iterator[Finding]:
         return
     theirs = {pair.name: pair for pair in honest.pairs}
     both = [(pair, theirs[pair.name]) for pair in candidate.pairs if pair.name in theirs]
+    if not both or honest.kl.value == 0:
+        what = "the candidate and the honest run share no passage" if not both else "the honest run's KL to the reference is 0"
+        yield Finding(name="stored_run", outcome="not_decided", said=f"nothing to hold it against: {what}")
+        return
     differences = [mine.mean_kl - other.mean_kl for mine, other in both]
     counts = [len(mine.positions) for mine, _ in both]
     change = weighted_mean([mine.kl_sum - other.kl_sum for mine, other in both], counts)
@@ -140,7 +150,7 @@ def _stored_run(evidence: Evidence) -> Iterator[Finding]:
     worse, beyond = math.fsum(losses) / sum(counts), 3 * standard_error(losses, counts)
     yield measured(
         "stored_run.perplexity",
-        _point(max(0.0, abs(worse) - beyond)),
+        _point(_excess(worse, beyond)),
         evidence.rules.matched.log_perplexity,
         f"perplexity ratio {number(candidate.perplexity_ratio)}, the honest run's {number(honest.perplexity_ratio)}; its "
         f"logarithm differs by {worse:+.4f} ± {beyond / 3:.4f}, paired",

@@ -177,7 +177,7 @@ class _Collector:
                 self._note("refused", where, trouble)
         except Silent as trouble:
             self._note("silent", where, trouble)
-        except (EngineTrouble, KeyError, IndexError, TypeError, AttributeError, ValueError) as trouble:
+        except (EngineTrouble, LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as trouble:
             self._note("garbage", where, trouble if isinstance(trouble, Garbage) else f"an answer of another shape: {trouble!r}")
         return None
 

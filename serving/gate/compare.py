@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving.core.errors import ConfigurationError
-from serving.gate.collected import Answer, Collected
-from serving.gate.decoding import LONG
+from serving.gate.collected import LONG, Answer, Collected
 from serving.gate.distance import PassagePair, compare_passages
 from serving.gate.statistics import Estimate, mcnemar, standard_error, weighted_mean
 
@@ -42,7 +41,7 @@ class Distance:
     def worst(self) -> PassagePair:
         """Of those with enough positions for a mean; of all, where none has."""
         enough = [pair for pair in self.pairs if len(pair.positions) >= LEAST_POSITIONS]
-        return max(enough or self.pairs, key=lambda pair: pair.mean_kl)
+        return max(enough or self.pairs, key=lambda pair: pair.badness)
 
     @property
     def long(self) -> Estimate | None:
@@ -74,6 +73,13 @@ def require_comparable(reference: Collected, candidate: Collected) -> None:
             f"reference: was collected with the texts {reference.corpus[:12]} ({reference.gate_version}) and the candidate with "
             f"{candidate.corpus[:12]} ({candidate.gate_version}); collect it again with this version"
         )
+
+
+def shared_names(reference: Collected, candidate: Collected) -> int:
+    """How many texts, conversations and renderings both have, whatever their tokens are."""
+    return len({one.name for one in reference.passages} & {one.name for one in candidate.passages}) + len(
+        {one.name for one in reference.renderings} & {one.name for one in candidate.renderings}
+    )
 
 
 def distance(reference: Collected, candidate: Collected) -> Distance | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from serving.gate.address import Address, Garbage
-from serving.gate.collected import DecodeRun, Passage, Top
+from serving.gate.collected import LONG, DecodeRun, Passage, Top
 from serving.gate.passages import task_words
 from serving.gate.scoring import TOP, finite, score_ids
 
@@ -29,8 +29,6 @@ DECODE_PROMPTS = (
 LONG_POINTS = 12
 """Prompts of a long context, each longer than the one before."""
 LONG_NEXT_TOKENS = 4
-LONG = "long"
-"""Kind of the passages behind a long context."""
 
 
 def decode_run(address: Address, name: str, prompt: str) -> DecodeRun:

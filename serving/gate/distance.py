@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.gate.collected import Passage, Top
-from serving.gate.decoding import LONG
+from serving.gate.collected import LONG, Passage, Top
+from serving.gate.plausible import is_log_probability
 
 SKIPPED_POSITIONS = 4
 """At the beginning of a passage, where a context of one to three tokens makes distances ten times as large as elsewhere."""
@@ -45,13 +45,21 @@ class PassagePair:
     def mean_kl(self) -> float:
         return self.kl_sum / len(self.positions)
 
+    @property
+    def badness(self) -> float:
+        """For ordering: the mean KL, and above all others where that is no number."""
+        return math.inf if math.isnan(self.mean_kl) else self.mean_kl
+
 
 def kl_of_union(reference: Top, candidate: Top) -> float:
     """Kullback-Leibler divergence in nats over the union of both lists and one rest.
 
     A token that one side does not list has that side's smallest listed value. So it is less than the whole divergence by a
     quarter or so, and does not vanish when the two share nothing, as it would over the tokens that both list.
+    NaN where one of the values is no log probability.
     """
+    if not all(map(is_log_probability, (*reference.logprobs, *candidate.logprobs))):
+        return math.nan
     p = dict(zip(reference.ids, reference.logprobs, strict=True))
     q = dict(zip(candidate.ids, candidate.logprobs, strict=True))
     least_p, least_q = reference.logprobs[-1], candidate.logprobs[-1]

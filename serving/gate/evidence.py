@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,8 +86,10 @@ class Evidence:
 
 
 def decide(estimate: Estimate, band: Band, *, sign_matters: bool = True) -> Outcome:
-    """By the whole interval: what lies on a limit is not decided."""
+    """By the whole interval: what lies on a limit is not decided, and what is no number neither."""
     low, high = estimate.low, estimate.high
+    if math.isnan(low) or math.isnan(high):
+        return "not_decided"
     if not sign_matters:
         low, high = (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
     if low > band.fails:

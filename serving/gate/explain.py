@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from serving.gate.collected import LONG
 from serving.gate.compare import Distance
-from serving.gate.decoding import LONG
 
 MATCHED = "matched"
 SIZES = (

@@ -45,8 +45,12 @@ def repeats(open_address: Callable[[], Address], options: CollectOptions, count:
 def measure_floor(runs: Sequence[Collected], matched: Collected | None, source: str) -> Floor:
     """The floor of several runs of one honest engine, and of its matched reference where there is one.
 
-    Each figure is the upper end of the 95 % interval of the largest. Raises: ConfigurationError for runs without distances.
+    Each figure is the upper end of the 95 % interval of the largest. Raises: ConfigurationError for runs without distances
+    or in trouble.
     """
+    for collected in (*runs, *([matched] if matched is not None else [])):
+        for trouble in collected.troubles[:1]:
+            raise ConfigurationError(f"{collected.label}: {trouble.where}: {trouble.said}; a floor needs sound engines")
     first, *others = runs
     tokens, repeat_kl = 0, 0.0
     for other in others:

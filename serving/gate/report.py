@@ -167,7 +167,7 @@ def compared(role: str, reference: Collected, candidate: Collected) -> Compared:
 def _worst_passages(found: Distance, reference: Collected, candidate: Collected) -> list[WorstPassage]:
     ours = {passage.name: passage for passage in reference.passages}
     theirs = {passage.name: passage for passage in candidate.passages}
-    ranked = sorted((pair for pair in found.pairs if pair.kind != "long"), key=lambda pair: -pair.mean_kl)
+    ranked = sorted((pair for pair in found.pairs if pair.kind != "long"), key=lambda pair: -pair.badness)
     return [_worst_passage(pair, ours[pair.name], theirs[pair.name]) for pair in ranked[:WORST_PASSAGES]]
 
 

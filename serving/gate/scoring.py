@@ -6,20 +6,18 @@ asks for more than `tokens_at_once`, and requests follow one another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from serving.gate.address import Address, Garbage
 from serving.gate.collected import Passage, Rendering, Top
 from serving.gate.passages import ChatPassage, TextPassage
+from serving.gate.plausible import wrong_top, wrong_values
 
 TOP = 20
 """As many as an engine gives without `--max-logprobs`."""
 BYTES_PER_TOKEN = 2.5
 """A careful guess of how long tokens are, for keeping requests small."""
-IMPOSSIBLE = -9000.0
-"""vLLM writes -9999 for minus infinity."""
 MEMORY_BYTES_PER_LOGIT = 14
 """Logits in bf16, and their log-softmax in fp32 with a copy; measured on the CPU."""
 _FIXED_DATE = {"date_string": "26 Jul 2024"}
@@ -124,18 +122,15 @@ def _passage(name: str, kind: str, ids: Any, entries: Any) -> Passage:
 
 def finite(name: str, value: Any) -> float:
     """A log probability. Raises: Garbage for none."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise Garbage(f"{name}: a log probability is {value!r}")
+    wrong = wrong_values([value])
+    if wrong:
+        raise Garbage(f"{name}: {wrong}")
     return float(value)
 
 
 def _plausible(name: str, tops: Iterable[Top | None]) -> None:
     """Raises: Garbage where the most likely tokens are together more than certain, or impossible."""
     for place, top in enumerate(tops):
-        if top is None:
-            continue
-        if not top.ids:
-            raise Garbage(f"{name}: position {place} has no likely tokens at all")
-        total = sum(map(math.exp, top.logprobs))
-        if total > 1.05 or top.logprobs[0] < IMPOSSIBLE:
-            raise Garbage(f"{name}: the likeliest tokens at position {place} have a probability of {total:.3g} in all")
+        wrong = wrong_top(place, top.logprobs) if top is not None else None
+        if wrong:
+            raise Garbage(f"{name}: {wrong}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from serving.gate.compare import Mismatch, mismatch
+from serving.gate.compare import Mismatch, mismatch, shared_names
 from serving.gate.evidence import Evidence, number
 from serving.gate.verdict import Finding, Outcome
 
@@ -26,10 +27,10 @@ def soundness(evidence: Evidence) -> Iterator[Finding]:
 def _alive(evidence: Evidence) -> Iterator[Finding]:
     troubles = evidence.candidate.troubles
     if not troubles:
-        cost = evidence.candidate.cost
-        yield Finding(
-            name="alive", outcome="pass", said=f"{cost.requests} requests were answered, every log probability is a number"
-        )
+        candidate = evidence.candidate
+        has_numbers = candidate.passages or candidate.decode_runs
+        said = "every log probability is a number" if has_numbers else "no log probability was asked for"
+        yield Finding(name="alive", outcome="pass", said=f"{candidate.cost.requests} requests were answered, {said}")
         return
     for kind, (outcome, what) in _TROUBLES.items():
         found = [trouble for trouble in troubles if trouble.kind == kind]
@@ -52,6 +53,10 @@ def _same_tokens(evidence: Evidence) -> Iterator[Finding]:
         found = mismatch(collected, evidence.candidate)
         if found is not None:
             yield Finding(name="tokens", outcome="fail", said=_explain(name, found))
+            return
+        if not shared_names(collected, evidence.candidate):
+            said = f"not seen: no text, conversation or rendering is in both the {name} and the candidate"
+            yield Finding(name="tokens", outcome="not_decided", said=said)
             return
     compared = "texts, conversations and renderings" if evidence.candidate.renderings else "texts and conversations"
     yield Finding(name="tokens", outcome="pass", said=f"{compared} have the same tokens as with the references")
@@ -81,6 +86,8 @@ def _quantized(evidence: Evidence) -> Iterator[Finding]:
             ),
             value=found.kl.value,
         )
+    elif math.isnan(found.kl.high):
+        yield Finding(name="quantized", outcome="not_decided", said="the KL to the unquantized reference is no number")
     else:
         yield Finding(
             name="quantized", outcome="pass", said=f"the weights differ from the reference's: {evidence.format} is in use"

@@ -34,6 +34,8 @@ def weighted_mean(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
     if not total:
         raise ValueError("a mean of nothing")
     value = math.fsum(sums) / total
+    if not math.isfinite(value):
+        return Estimate(math.nan, math.nan, math.nan)  # the order of numbers and NaN means nothing, so there is no quantile
     means = []
     for drawn in _draws(len(sums)):
         count = sum(counts[place] for place in drawn)

@@ -134,6 +134,62 @@ def test_an_address_without_an_engine_is_refused() -> None:
         CollectOptions(parts=("passage",))
 
 
+WRONG = (float("nan"), float("inf"), float("-inf"), 5.0, 1e308)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    ("where", "keys"),
+    [
+        ("passages", ("passages", 0, "logprobs", 5)),
+        ("passages", ("passages", 0, "tops", 5, "logprobs", 1)),
+        ("decode", ("decode_runs", 0, "decoded", 1)),
+        ("decode", ("decode_runs", 0, "prefilled", 1)),
+    ],
+)
+def test_stored_numbers_that_are_none_become_troubles(tmp_path: Path, where: str, keys: tuple[Any, ...], wrong: float) -> None:
+    path = spoilt_file(tmp_path, keys, wrong)
+    found = read_collected(path)
+    assert [(trouble.kind, trouble.where) for trouble in found.troubles] == [("garbage", where)]
+    assert f"a log probability is {wrong!r}" in found.troubles[0].said
+    write_collected(found, path)
+    assert read_collected(path) == found
+
+
+def test_a_stored_null_is_no_number_either(tmp_path: Path) -> None:
+    found = read_collected(spoilt_file(tmp_path, ("passages", 0, "logprobs", 5), None))
+    assert "position 5 has no log probability of its own" in found.troubles[0].said
+
+
+@pytest.mark.parametrize(
+    ("keys", "field"),
+    [
+        (("passages", 0, "tops"), r"passages\.0: tops: has 0 entries for \d+ ids"),
+        (("passages", 0, "logprobs"), r"passages\.0: logprobs: has 0 entries"),
+        (("passages", 0, "ids"), r"passages\.0: logprobs: has \d+ entries for 0 ids"),
+        (("passages", 0, "tops", 5, "ids"), r"passages\.0\.tops\.5: logprobs: has 20 entries for 0 ids"),
+        (("passages", 0, "tops", 5, "logprobs"), r"passages\.0\.tops\.5: logprobs: has 0 entries"),
+        (("decode_runs", 0, "ids"), r"decode_runs\.0: decoded: has 32 entries for 0 ids"),
+        (("decode_runs", 0, "prefilled"), r"decode_runs\.0: prefilled: has 0 entries for 32 ids"),
+    ],
+)
+def test_columns_of_different_lengths_are_refused(tmp_path: Path, keys: tuple[Any, ...], field: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"spoilt\.json: {field}"):
+        read_collected(spoilt_file(tmp_path, keys, []))
+
+
+def spoilt_file(folder: Path, keys: tuple[Any, ...], value: Any) -> Path:
+    """A stored collection with one value changed."""
+    data = json.loads(collected().model_dump_json())
+    inner = data
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path = folder / "spoilt.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
 def test_a_file_that_is_no_collection_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for text, said in (("{", "is not JSON"), ('{"format": "other"}', "is not a file of `serving gate collect`")):
