@@ -2,8 +2,8 @@
 
 EngineTrouble
 ├── Refused     4xx: the engine does not do what was asked; nothing is known of its answers
-├── Silent      no answer at all, twice: it went away, and nobody can say by whose fault
-└── Garbage     5xx, no JSON, or numbers that are none: the engine is wrong
+├── Silent      no answer at all, twice, or none in time: it went away, and nobody can say by whose fault
+└── Garbage     5xx, no JSON, numbers that are none, or an answer without an end: the engine is wrong
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from serving.core.errors import ConfigurationError, ServingError
+from serving.gate.bounded import TooMuch, open_connection, read_whole
+from serving.gate.place import split_address
 
 TIMEOUT_SECONDS = 600.0
+"""Of one request, from its first byte to the last of its answer."""
+MOST_TIMEOUT_SECONDS = 1e6
+MOST_BYTES = 256 * 1024 * 1024
+"""Of one answer; 65536 tokens, the most that are scored at once, with 21 entries each take some 150 MB."""
 BUSY = (429, 503)
 BUSY_TRIES = 5
 BUSY_SECONDS = 2.0
@@ -69,12 +74,15 @@ class Address:
         model: str | None = None,
         secret: str | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        most_bytes: int = MOST_BYTES,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Raises: ConfigurationError for what is no address."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise ConfigurationError(f"address: must be like http://127.0.0.1:8001, not {url!r}")
+        """Raises: ConfigurationError for what is no address, a secret that fits in no header, and a time that is none."""
+        parts = split_address(url)
+        if secret is not None and not (secret.isascii() and secret.isprintable()):
+            raise ConfigurationError("--secret: must be one line of ASCII characters")
+        if not 0 < timeout_seconds <= MOST_TIMEOUT_SECONDS:
+            raise ConfigurationError(f"--timeout: must be above 0 and at most {MOST_TIMEOUT_SECONDS:g} s, not {timeout_seconds}")
         path = parts.path.rstrip("/")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model or ""
@@ -85,6 +93,7 @@ class Address:
         self._prefix = path.removesuffix("/v1")
         self._secret = secret
         self._timeout_seconds = timeout_seconds
+        self._most_bytes = most_bytes
         self._sleep = sleep
 
     def look(self) -> None:
@@ -133,12 +142,19 @@ class Address:
             raise Garbage(f"{path}: answered with what is no JSON: {content[:80]!r}") from None
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
-        """The body of an answer with status 200. An engine that is busy, and a connection that breaks, get another try."""
+        """The body of an answer with status 200. An engine that is busy, and a connection that breaks, get another try.
+
+        One that does not end within the time gets none: it would only double the waiting.
+        """
         silent = 0
         busy = 0
         while True:
             try:
                 status, content = self._once(method, path, body)
+            except TimeoutError:
+                raise Silent(f"{path}: no whole answer within {self._timeout_seconds:g} s") from None
+            except TooMuch:
+                raise Garbage(f"{path}: the answer is larger than {self._most_bytes} bytes") from None
             except (OSError, http.client.HTTPException) as error:
                 silent += 1
                 if silent == 2:
@@ -158,15 +174,14 @@ class Address:
 
     def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         host, port = str(self._parts.hostname), self._parts.port
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(host, port, timeout=self._timeout_seconds)
+        connection = open_connection(self._parts.scheme, host, port, self._timeout_seconds, self._most_bytes)
         headers = {"Content-Type": "application/json"}
         if self._secret:
             headers["Authorization"] = f"Bearer {self._secret}"
         try:
             connection.request(method, self._prefix + path, body, headers)
             answer = connection.getresponse()
-            return answer.status, answer.read()
+            return answer.status, read_whole(answer)
         finally:
             connection.close()
 
