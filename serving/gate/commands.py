@@ -1,4 +1,4 @@
-"""`serving gate`: the command line of the gate. Status 0 pass, 1 fail, 2 not understood, 3 not decided."""
+"""`serving gate`: the command line of the gate. Status 0 pass, 1 fail, 2 not understood or not usable, 3 not decided."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from serving.catalog.gate_rules import Floor, GateRules
     from serving.catalog.model import Catalog
     from serving.gate.collect import CollectOptions
+    from serving.gate.collected import Collected
     from serving.gate.digest import Configuration
 
 app = typer.Typer(
@@ -37,7 +38,7 @@ ContextOption = Annotated[int, typer.Option(min=0, help="Length of the long cont
 PromptsOption = Annotated[Path | None, typer.Option(help="Your own prompts with checks, a JSONL file.")]
 PrivateOption = Annotated[bool, typer.Option("--without-prompts", help="Leave texts out of what is written.")]
 PidOption = Annotated[int | None, typer.Option(help="Process of the candidate's engine on this machine, for its peak memory.")]
-TimeoutOption = Annotated[float, typer.Option(min=1, help="Of one request, in seconds.")]
+TimeoutOption = Annotated[float, typer.Option(min=1, help="Of one request with its whole answer, in seconds.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")]
 ConfigurationOption = Annotated[
     Path | None, typer.Option(help="JSON of image, checkpoint, argv, target and environment that the verdict is tied to.")
@@ -46,6 +47,8 @@ ProfileOption = Annotated[
     str | None, typer.Option(help="The catalog's profile that the candidate runs; it says format, target, rules and the rest.")
 ]
 
+NOT_USABLE_STATUS = 2
+"""Of `collect` from an engine in trouble: 1 is a verdict, and nothing was judged."""
 DEFAULT_PARTS = "passages,templates,decode,tasks"
 
 
@@ -181,7 +184,8 @@ def collect(
         print(f"not seen: {line}")
     for trouble in collected.troubles:
         print(f"{trouble.kind}: {trouble.where}: {trouble.said}", file=sys.stderr)
-    sys.exit(1 if collected.troubles else 0)
+    if collected.troubles:
+        sys.exit(NOT_USABLE_STATUS)
 
 
 @app.command()
@@ -192,13 +196,19 @@ def compare(
 ) -> None:
     """The figures of one collection against another, without a judgement."""
     from serving.gate.collected import read_collected
-    from serving.gate.compare import mismatch, require_comparable
+    from serving.gate.compare import mismatch, require_comparable, shared_names
     from serving.gate.report import compared
     from serving.gate.text import print_compared
 
     reference, candidate = read_collected(first), read_collected(second)
     require_comparable(reference, candidate)
     found = compared("reference", reference, candidate)
+    if not (found.tokens or found.tasks_by_family or shared_names(reference, candidate)):
+        wrong = _troubled(first, reference) or _troubled(second, candidate)
+        raise ConfigurationError(f"{second}: has no text, rendering or task in common with {first}{wrong}")
+    for path, collected in ((first, reference), (second, candidate)):
+        if collected.troubles:
+            print(f"in trouble{_troubled(path, collected)}", file=sys.stderr)
     if as_json:
         print(found.model_dump_json(indent=2))
         return
@@ -269,6 +279,11 @@ def rules(
         return
     for entry in read.gates.values():
         print(f"{entry.name:24} floors: {', '.join(entry.floors) or 'none'}; {entry.description}")
+
+
+def _troubled(path: Path, collected: Collected) -> str:
+    """What stands behind a sentence about a file with troubles; empty without one."""
+    return f"; {path}: {collected.troubles[0].where}: {collected.troubles[0].said}" if collected.troubles else ""
 
 
 def _catalog(root: Path | None) -> Catalog:

@@ -116,6 +116,25 @@ def test_compare_prints_figures_without_a_judgement(tmp_path: Path, saved: Path)
     assert json.loads(gate("compare", saved, other, "--json").stdout)["tokens"] > 1500
 
 
+def test_what_has_nothing_in_common_is_not_compared(tmp_path: Path, saved: Path) -> None:
+    empty = tmp_path / "empty.json"
+    write_collected(collected().model_copy(update={"passages": (), "renderings": ()}), empty)
+    for words in ((saved, empty), (empty, saved, "--json")):
+        done = gate("compare", *words)
+        assert isinstance(done.exception, ConfigurationError)
+        assert "has no text, rendering or task in common with" in str(done.exception)
+
+
+def test_collecting_from_an_engine_in_trouble_is_no_verdict(tmp_path: Path) -> None:
+    for behaviour in ({"not_a_number": True}, {"status": {"/v1/completions": 500}}, {"status": {"/v1/completions": 400}}):
+        with NumericEngine(**behaviour) as engine:
+            done = gate("collect", engine.url, "-o", tmp_path / "c.json", "--parts", "passages")
+        assert done.exit_code == 2
+    with NumericEngine(not_a_number=True) as engine:
+        gate("collect", engine.url, "-o", tmp_path / "c.json", "--parts", "passages")
+    assert gate("run", tmp_path / "c.json", "--reference", tmp_path / "c.json", *CPU).exit_code == 1
+
+
 def test_rules_are_shown_with_their_reasons() -> None:
     assert "smollm2-135m" in gate("rules").output
     assert "Two honest W4A4 implementations" in gate("rules", "default").output
