@@ -1,7 +1,6 @@
 """Gateways of one release tell each other what they have under way: small signed datagrams, none of which has to arrive.
 
-A datagram holds records, whose meaning is the router's. It carries who sent it, when, and a number that only grows, so that
-an old one cannot be played again. What is lost is lost: the next period says how things are by then.
+A datagram holds records, whose meaning is the router's. What is lost is lost: the next period says how things are by then.
 """
 
 from __future__ import annotations
@@ -9,47 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import socket
-import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
-from hashlib import blake2b
-from hmac import compare_digest
-from itertools import islice
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from serving.core.clock import Clock, monotonic, wall_seconds
 from serving.core.errors import ConfigurationError
 from serving.fleet.dns import LookupFailed, Resolve, resolve
+from serving.fleet.seal import Refusal, Seal, Window
 from serving.peer_settings import PeerSettings
 
 log = logging.getLogger("serving.fleet")
 
 MOST_PEERS = 256
-"""Gateways that are listened to; a release has fewer."""
-DATAGRAM_BYTES = 1200
-"""Goes through any network in one piece."""
-CLOCK_SECONDS = 60.0
-"""Datagrams that are older or newer than this are not believed; the clocks of one cluster are closer than that."""
-_HEAD = struct.Struct("!4s8sQd")
-"""Format, sender, number, wall seconds; then records, each behind its length, and the signature."""
-_LENGTH = struct.Struct("!H")
-_FORMAT = b"SPG1"
-_SIGNATURE_BYTES = 16
-RECORD_BYTES = DATAGRAM_BYTES - _HEAD.size - _SIGNATURE_BYTES - _LENGTH.size
-"""The most that one record can have."""
-
-
-class Refusal(StrEnum):
-    """Why a datagram was not believed."""
-
-    FORMAT = "format"
-    SIGNATURE = "signature"
-    CLOCK = "clock"
-    OLD = "old"
-    TOO_MANY = "too_many"
+"""Gateways that are spoken and listened to; a release has fewer."""
+LOOKUP_TIMEOUT_SECONDS = 5.0
 
 
 class News(Protocol):
@@ -60,7 +35,7 @@ class News(Protocol):
         ...
 
     def hear(self, peer: bytes, record: bytes) -> None:
-        """A record of another gateway."""
+        """A record of another gateway. Raises: ValueError where it makes no sense."""
         ...
 
     def forget(self, peer: bytes) -> None:
@@ -68,53 +43,17 @@ class News(Protocol):
         ...
 
 
-class Seal:
-    """Packs records into signed datagrams, and opens those of others."""
+@dataclass(slots=True)
+class Tally:
+    """What went over the wire, in bytes."""
 
-    def __init__(self, secret: bytes, clock: Clock = wall_seconds) -> None:
-        self._key = blake2b(secret, digest_size=32, person=b"serving-peers").digest()
-        self._clock = clock
-        self.own = secrets.token_bytes(8)
-        """This gateway's name, new with each start."""
-        self._number = 0
-
-    def pack(self, records: Iterable[bytes]) -> Iterable[bytes]:
-        """Datagrams that hold all the records; at least one, since silence means death."""
-        packed: list[bytes] = []
-        room = RECORD_BYTES + _LENGTH.size
-        for record in records:
-            if len(record) + _LENGTH.size > room:
-                yield self._sealed(packed)
-                packed, room = [], RECORD_BYTES + _LENGTH.size
-            packed.append(_LENGTH.pack(len(record)) + record)
-            room -= len(record) + _LENGTH.size
-        yield self._sealed(packed)
-
-    def _sealed(self, packed: Sequence[bytes]) -> bytes:
-        self._number += 1
-        text = _HEAD.pack(_FORMAT, self.own, self._number, self._clock()) + b"".join(packed)
-        return text + self._signature(text)
-
-    def open(self, datagram: bytes) -> tuple[bytes, int, list[bytes]] | Refusal:
-        """Sender, number and records of a datagram, or why it is not believed."""
-        text, signature = datagram[:-_SIGNATURE_BYTES], datagram[-_SIGNATURE_BYTES:]
-        if len(text) < _HEAD.size or text[:4] != _FORMAT:
-            return Refusal.FORMAT
-        if not compare_digest(self._signature(text), signature):
-            return Refusal.SIGNATURE
-        _, sender, number, sent = _HEAD.unpack_from(text)
-        if not abs(self._clock() - sent) <= CLOCK_SECONDS:
-            return Refusal.CLOCK
-        records = []
-        at = _HEAD.size
-        while at < len(text):
-            (length,) = _LENGTH.unpack_from(text, at)
-            records.append(text[at + _LENGTH.size : at + _LENGTH.size + length])
-            at += _LENGTH.size + length
-        return sender, number, records
-
-    def _signature(self, text: bytes) -> bytes:
-        return blake2b(text, digest_size=_SIGNATURE_BYTES, key=self._key).digest()
+    sent: int = 0
+    """To each of the others, all together."""
+    received: int = 0
+    """Of datagrams that were believed."""
+    dropped: int = 0
+    """Of records that found no room in their period."""
+    refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
 
 
 class Peers(asyncio.DatagramProtocol):
@@ -127,28 +66,33 @@ class Peers(asyncio.DatagramProtocol):
         *,
         resolve: Resolve = resolve,
         clock: Clock = monotonic,
-        on_refusal: Callable[[Refusal], None] = lambda refusal: None,
-        on_drop: Callable[[int], None] = lambda records: None,
+        wall: Clock = wall_seconds,
     ) -> None:
         self._settings = settings
         self._news = news
         self._resolve = resolve
         self._clock = clock
-        self._on_refusal = on_refusal
-        self._on_drop = on_drop
-        self._seal = Seal(settings.signing_secret() if settings.on else b"")
+        self._seal = Seal(settings.signing_secret() if settings.on else b"", wall)
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._targets: tuple[tuple[str, int], ...] = ()
         self._heard: dict[bytes, float] = {}
         """When each of the others was heard last."""
-        self._newest: OrderedDict[bytes, int] = OrderedDict()
-        """The number of each one's newest datagram, also of those that have fallen silent: theirs cannot be played again."""
+        self._windows: OrderedDict[bytes, Window] = OrderedDict()
+        """What was seen of each, also of those that have fallen silent: theirs cannot be played again."""
+        self.targets: tuple[tuple[str, int], ...] = ()
+        """Where the others listen."""
+        self.tally = Tally()
 
     @property
-    def count(self) -> int:
-        """Other gateways that were heard lately."""
-        return len(self._heard)
+    def own(self) -> bytes:
+        """This gateway's name among its peers."""
+        return self._seal.own
+
+    @property
+    def heard(self) -> dict[bytes, float]:
+        """The other gateways that were heard lately, and how many seconds ago."""
+        now = self._clock()
+        return {peer: now - at for peer, at in self._heard.items()}
 
     @property
     def port(self) -> int:
@@ -185,42 +129,54 @@ class Peers(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: object) -> None:
         opened = self._seal.open(data)
         if isinstance(opened, Refusal):
-            self._on_refusal(opened)
+            self._refuse(opened, data)
             return
         sender, number, records = opened
         if sender == self._seal.own:
-            return
-        if number <= self._newest.get(sender, 0):
-            self._on_refusal(Refusal.OLD)
-            return
+            return  # the name of all gateways leads here, too
         if sender not in self._heard and len(self._heard) >= MOST_PEERS:
-            self._on_refusal(Refusal.TOO_MANY)
+            self._refuse(Refusal.TOO_MANY, data)
+            return
+        window = self._windows.get(sender)
+        if window is None:
+            window = self._windows[sender] = Window()
+        if not window.take(number):
+            self._refuse(Refusal.OLD, data)
             return
         self._heard[sender] = self._clock()
-        self._newest[sender] = number
-        self._newest.move_to_end(sender)
-        if len(self._newest) > 2 * MOST_PEERS:
-            self._newest.popitem(last=False)
-        for record in records:
-            self._news.hear(sender, record)
+        self._windows.move_to_end(sender)
+        if len(self._windows) > 2 * MOST_PEERS:
+            self._windows.popitem(last=False)
+        self.tally.received += len(data)
+        try:
+            for record in records:
+                self._news.hear(sender, record)
+        except ValueError:
+            # It is signed, so that another release of this program has written it.
+            self._refuse(Refusal.FORMAT, data)
 
     def error_received(self, exc: Exception) -> None:
         """A gateway that is gone: nothing to do, it will not be looked up again."""
 
+    def _refuse(self, refusal: Refusal, datagram: bytes) -> None:
+        self.tally.refused[refusal] += len(datagram)
+
     # our side
 
     async def _find(self) -> None:
-        settings = self._settings
         failure = ""
         while True:
             try:
-                self._targets = await self._look_up()
+                async with asyncio.timeout(LOOKUP_TIMEOUT_SECONDS):
+                    self.targets = (await self._look_up())[:MOST_PEERS]
                 failure = ""
-            except LookupFailed as error:
-                if str(error) != failure:
-                    log.warning("other gateways cannot be looked up: %s", error)
-                failure = str(error)
-            await asyncio.sleep(settings.lookup_seconds)
+            except (LookupFailed, TimeoutError) as error:
+                # The last answer stays: a name server that fails says nothing about gateways.
+                reason = str(error) or "no answer in time"
+                if reason != failure:
+                    log.warning("other gateways cannot be looked up: %s", reason)
+                failure = reason
+            await asyncio.sleep(self._settings.lookup_seconds)
 
     async def _look_up(self) -> tuple[tuple[str, int], ...]:
         if self._settings.host is not None:
@@ -239,7 +195,11 @@ class Peers(asyncio.DatagramProtocol):
 
     async def _speak(self) -> None:
         while True:
-            self.speak()
+            try:
+                self.speak()
+            except Exception:
+                # Whatever went wrong with these news, the next ones are others.
+                log.exception("news for other gateways could not be sent")
             await asyncio.sleep(self._settings.period_seconds)
 
     def speak(self) -> None:
@@ -249,17 +209,16 @@ class Peers(asyncio.DatagramProtocol):
             if now - heard > self._settings.silence_seconds:
                 del self._heard[peer]
                 self._news.forget(peer)
-        records = list(self._news.records())
-        transport = self._transport
-        if transport is None:
+        records = self._news.records()
+        transport, targets = self._transport, self.targets
+        if transport is None or not targets:
             return
-        sent_records = 0
-        for datagram in islice(self._seal.pack(records), self._settings.datagrams_per_period):
-            sent_records += _count(datagram)
-            for target in self._targets:
+        datagrams, left_bytes = self._seal.pack(records, self._settings.datagrams_per_period)
+        self.tally.dropped += left_bytes
+        for datagram in datagrams:
+            for target in targets:
                 transport.sendto(datagram, target)
-        if sent_records < len(records):
-            self._on_drop(len(records) - sent_records)
+            self.tally.sent += len(datagram) * len(targets)
 
 
 def _bound(settings: PeerSettings) -> socket.socket:
@@ -278,12 +237,3 @@ def _bound(settings: PeerSettings) -> socket.socket:
 def _parsed(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def _count(datagram: bytes) -> int:
-    """How many records a datagram of ours holds."""
-    count, at = 0, _HEAD.size
-    while at < len(datagram) - _SIGNATURE_BYTES:
-        at += _LENGTH.size + int(_LENGTH.unpack_from(datagram, at)[0])
-        count += 1
-    return count

@@ -16,6 +16,7 @@ from serving.routing.chain import START
 from serving.routing.cost import DEFAULT_WEIGHTS, OBJECTIVES, Machine, Objective, Weights
 from serving.routing.decision import Decision, Reason
 from serving.routing.learn import Lessons
+from serving.routing.news import Desk
 from serving.routing.policies import POLICIES
 from serving.routing.predict import TOKENS_PER_BYTE, PoolRates, Rates
 from serving.routing.prefix import Cache, PrefixIndex
@@ -79,11 +80,13 @@ class Arrivals:
     per_second: float
     began: float
     last: float
+    count: float = 0.0
+    """Those of this gateway, since the beginning."""
 
-    def note(self, now: float) -> None:
+    def note(self, now: float, requests: float = 1.0) -> None:
         passed = now - self.last
         horizon = horizon_seconds(now - self.began)
-        self.per_second = self.per_second * horizon / (horizon + passed) + 1.0 / horizon
+        self.per_second = self.per_second * horizon / (horizon + passed) + requests / horizon
         self.last = now
 
 
@@ -117,8 +120,16 @@ class Chooser:
         self._groups: dict[str, Group] = {}
         self._arrivals: dict[str, Arrivals] = {}
         self._turn = 0
+        self._desk: Desk | None = None
         self.decisions: dict[Reason, int] = {}
         """How many decisions each reason made; small requests and single candidates are not among them."""
+
+    def join(self, *, silence_seconds: float) -> Desk:
+        """From now on what happens here is news for other gateways, and theirs counts here."""
+        desk = self._desk = Desk(self.index, self._arrivals, self._clock, silence_seconds=silence_seconds)
+        for work in self._works.values():
+            desk.meet(work)
+        return desk
 
     def choose(
         self,
@@ -234,11 +245,12 @@ class Chooser:
         works = group.works
         total = len(works)
         if total > MANY:
-            works = self._some(group, depths)
+            works = self._some(group, depths, question.conversation)
         arrivals = self._arrivals.get(model)
         if arrivals is None:
             arrivals = self._arrivals[model] = Arrivals(0.0, now, now)
         arrivals.note(now)
+        arrivals.count += 1.0
         scores = score(
             works,
             depths,
@@ -276,6 +288,8 @@ class Chooser:
         )
         if match is not None:
             choice.hold = self.index.hold(work.cache, match)
+            if self._desk is not None:
+                self._desk.begin(choice)
         return choice
 
     def _best(
@@ -294,11 +308,18 @@ class Chooser:
             rested = [place for place in close if now - works[place].cold_at > COLD_SECONDS]
             if rested:
                 return max(rested, key=lambda place: xxh3_64_intdigest(works[place].name, conversation)), Reason.OWNER
+        if self._desk is not None:
+            # Which one was used longest ago is about the same for all gateways.
+            return self._random.choice(close), Reason.SPREAD
         return min(close, key=lambda place: works[place].last_used), Reason.SPREAD
 
-    def _some(self, group: Group, depths: Mapping[Cache, int]) -> list[Work]:
+    def _some(self, group: Group, depths: Mapping[Cache, int], conversation: int) -> list[Work]:
+        """Among them always the one that all gateways would give the conversation to."""
         works = group.works
         chosen = dict.fromkeys(self._random.sample(range(len(works)), LOOKED_AT))
+        if conversation:
+            digests = [xxh3_64_intdigest(work.name, conversation) for work in works]
+            chosen[digests.index(max(digests))] = None
         if depths:
             places = group.places
             held = sorted(((depth, places[cache]) for cache, depth in depths.items() if cache in places), reverse=True)
@@ -330,24 +351,31 @@ class Chooser:
     def learn(self, ticket: Ticket, usage: Usage, ended: float) -> None:
         """The answer came, and this is what its engine said about it."""
         if type(ticket) is Choice:
-            self.lessons.learn(ticket, usage, ended)
+            rest_bytes = self.lessons.learn(ticket, usage, ended)
+            if self._desk is not None and ticket.news:
+                self._desk.end(ticket, rest_bytes)
 
     def drop(self, ticket: Ticket, *, gone: bool = False) -> None:
         """The attempt had no answer. `gone`: nothing listens there, so that whatever it had cached is lost."""
         if type(ticket) is Choice and ticket.hold is not None:
             self.index.release(ticket.hold, 0)
+            if self._desk is not None and ticket.news:
+                self._desk.end(ticket, 0)
         if gone:
             ticket.work.cache.clear()
 
     def retain(self, names: Collection[str]) -> None:
         """Forget endpoints that are not among `names`, once nothing is under way there."""
-        for name in [name for name, work in self._works.items() if name not in names and not work.in_flight]:
-            self._works.pop(name).cache.clear()
+        for name in [name for name, work in self._works.items() if name not in names and not work.own_requests]:
+            work = self._works.pop(name)
+            work.cache.clear()
+            if self._desk is not None:
+                self._desk.part(work)
         self._groups.clear()
 
     def in_flight(self, name: str) -> int:
         work = self._works.get(name)
-        return 0 if work is None else work.in_flight
+        return 0 if work is None else work.own_requests
 
     def _group_of(self, candidates: Sequence[Endpoint]) -> Group:
         works = [self._work(endpoint) for endpoint in candidates]
@@ -378,6 +406,11 @@ class Chooser:
             work.cache.clear()
         new = Work(endpoint, rates, cache, self._clock(), self._machine(endpoint).dollars_per_second)
         self._works[endpoint.name] = new
+        if self._desk is not None:
+            if work is not None:
+                self._desk.part(work)
+            self._desk.meet(new)
+            new.last_used = -self._random.randrange(1 << 20)  # each gateway goes round in another order
         return new
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from serving.routing.chain import START
+from serving.routing.chain import ENDS, START
 
 PIECE_BYTES = 250
 """Of memory: a hash, its place in the index and in its node. Measured, at the moment when a table makes itself room."""
@@ -43,6 +43,10 @@ class Node:
     @property
     def end(self) -> int:
         return self.start + len(self.hashes)
+
+    def has(self, pieces: int, piece: int) -> bool:
+        """Whether `piece` is what its chain has as the last of the first `pieces`."""
+        return self.start < pieces <= self.end and self.hashes[pieces - self.start - 1] == piece
 
 
 class Cache:
@@ -178,6 +182,11 @@ class Hold:
         """Of what the cache held before: to which piece, and when that was used last; deepest first."""
 
     @property
+    def end(self) -> int:
+        """How many pieces it has."""
+        return 0 if self.leaf is None else self.leaf.end
+
+    @property
     def oldest(self) -> int:
         """When that of what the cache held was used last that was not used for the longest time."""
         return min((stamp for _, stamp in self.stamps), default=self.cache.flow_bytes)
@@ -221,6 +230,12 @@ class PrefixIndex:
         nodes = self._nodes
         if not chain or chain[0] not in nodes:
             return Match(chain, 0, None)
+        known = self._known(chain)
+        return Match(chain, known, nodes[chain[known - 1]])
+
+    def _known(self, chain: Sequence[int]) -> int:
+        """How many of the hashes are there, the first one being so."""
+        nodes = self._nodes
         low, high = 1, len(chain)
         while low < high:
             middle = (low + high + 1) // 2
@@ -228,11 +243,31 @@ class PrefixIndex:
                 low = middle
             else:
                 high = middle - 1
-        return Match(chain, low, nodes[chain[low - 1]])
+        return low
 
     def hold(self, cache: Cache, match: Match) -> Hold:
         """A request with this chain begins at the cache's endpoint: its whole prompt is there from now on, and stays."""
-        leaf = self._leaf(match)
+        return self._held(cache, self._leaf(match))
+
+    def extend(self, cache: Cache, start: int, parent: int, hashes: Sequence[int]) -> Hold | None:
+        """The same for a chain of which only the end is told: what comes after its first `start` pieces, the last of which is
+        `parent`. None where that is not known here, or where it would be in another place of a chain.
+        """
+        nodes = self._nodes
+        if start + len(hashes) > len(ENDS) or not start + len(hashes):
+            return None
+        node = nodes.get(parent) if start else None
+        if start and (node is None or not node.has(start, parent)):
+            return None
+        known = 0
+        if hashes and hashes[0] in nodes:
+            known = self._known(hashes)
+            node = nodes[hashes[known - 1]]
+            if not node.has(start + known, hashes[known - 1]):
+                return None
+        return self._held(cache, self._grown(node, start + known, list(hashes[known:])))
+
+    def _held(self, cache: Cache, leaf: Node | None) -> Hold:
         stamps: list[tuple[int, int]] = []
         flow, order, pinned, everything = cache.flow_bytes, cache.order, cache.pinned, self._order
         node = leaf
@@ -299,11 +334,15 @@ class PrefixIndex:
             # It was evicted since the match was made.
             match = self.match(chain)
             known, node = match.known, match.node
+        return self._grown(node, known, list(chain[known:]))
+
+    def _grown(self, node: Node | None, known: int, hashes: list[int]) -> Node | None:
+        """The node that ends with these hashes after the first `known` pieces of a node's chain."""
         if node is not None and known < node.end:
             node = self._split(node, known)
-        if known == len(chain):
+        if not hashes:
             return node
-        new = Node(node, known, list(chain[known:]))
+        new = Node(node, known, hashes)
         nodes = self._nodes
         for piece in new.hashes:
             nodes[piece] = new

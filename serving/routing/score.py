@@ -67,7 +67,7 @@ def score(
         if now - work.refreshed_at > REFRESH_SECONDS:
             work.refresh(now)
         load += work.prefill_share
-        running += work.in_flight - len(work.waiting)
+        running += work.in_flight - work.queued
         if work.dollars_per_second > dearest:
             dearest = work.dollars_per_second
     shared = START[shared_pieces] * tokens_per_byte
@@ -80,7 +80,7 @@ def score(
     add_prefill, add_first, add_dollars, detail = scores.prefill.append, scores.first.append, scores.dollars.append, scores.detail
     for work in works:
         rates, cache = work.rates, work.cache
-        waiting = len(work.waiting)
+        waiting = work.queued
         batch = work.in_flight - waiting
         cached = START[depths[cache]] * tokens_per_byte * rates.cache_trust.value if cache in depths else 0.0
         slope = rates.step_slope

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from serving.fleet.store import Endpoint
 from serving.routing.decision import Decision
+from serving.routing.peer_load import NOTHING, PeerLoad
 from serving.routing.predict import EngineRates, PoolRates
 from serving.routing.prefix import Cache, Hold
 from serving.routing.question import Question
@@ -15,6 +16,8 @@ OVERDUE_SHARE = 0.25
 ROOM_MARGIN = 1.5
 """An engine is taken to have so much more room than was said, since requests are rarely as long as they may be."""
 MUCH_SLOWER = 3.0
+NEWS_SECONDS = 0.25
+"""How long it takes at most until something that another gateway did is known here, if it is told at all."""
 HORIZON_SECONDS = 30.0
 """Over which arrivals and the share of time that goes to prefill are averaged."""
 
@@ -52,6 +55,8 @@ class Choice(Ticket):
         "decision",
         "first",
         "hold",
+        "news",
+        "news_from",
         "output_tokens",
         "prefill_area",
         "prefill_seconds",
@@ -86,6 +91,10 @@ class Choice(Ticket):
         self.cached_tokens: float = cached_tokens
         self.decision = decision
         self.hold: Hold | None = None
+        self.news = 0
+        """The number by which other gateways are told of it; 0: they are not."""
+        self.news_from = 0
+        """From which piece of its chain on they are told what is cached there."""
         self.began = 0.0
         self.first = 0.0
         """When the first token came; 0: it did not, or could not be seen."""
@@ -115,10 +124,15 @@ class Work:
         "last_used",
         "learned_at",
         "name",
+        "number",
+        "own_prefilled",
+        "peers",
         "plain",
         "prefill_area",
         "prefill_share",
+        "queued",
         "rates",
+        "recent",
         "refreshed_at",
         "sequences",
         "waiting",
@@ -135,6 +149,13 @@ class Work:
         self.sequences = pool.prior.sequences
         self.dollars_per_second = dollars_per_second
         self.in_flight = 0
+        """Requests that are under way there, those of other gateways among them as far as these are known."""
+        self.peers = NOTHING
+        """Of all that follows, the part of other gateways."""
+        self.number = 0
+        """By which gateways name it to each other."""
+        self.recent: list[Choice] = []
+        """First tokens of the last moments, as long as others may still say that they were waiting, too."""
         self.refreshed_at = now
         self.learned_at = now
         """When something was seen of its rates."""
@@ -144,6 +165,8 @@ class Work:
         """When it was taken last for a prompt that nobody had cached."""
         self.waiting: dict[Choice, None] = {}
         """Attempts without a first token, in the order in which they began."""
+        self.queued = 0
+        """How many they are, and of other gateways."""
         self.waiting_seconds = 0.0
         """Of prefill, all of them together."""
         self.free_at = now
@@ -154,6 +177,8 @@ class Work:
         """Requests that are being written, summed over time."""
         self.prefill_area = 0.0
         """Seconds of prefill done since the beginning."""
+        self.own_prefilled = 0.0
+        """The same, of this gateway's requests."""
         self.last_first = now
         """When the last first token came."""
         self.prefill_share = 0.0
@@ -164,11 +189,12 @@ class Work:
         self.advance(now)
         seconds = choice.prefill_seconds
         choice.began, choice.area, choice.prefill_area = now, self.area, self.prefill_area
-        choice.alone = not self.waiting
+        choice.alone = not self.queued
         if self.waiting:
             for other in self.waiting:
                 other.alone = False
         self.waiting[choice] = None
+        self.queued += 1
         self.waiting_seconds += seconds
         self.free_at = (self.free_at if self.free_at > now else now) + seconds
         self.context_tokens += choice.context_tokens
@@ -182,7 +208,10 @@ class Work:
         took = now - max(choice.began, self.last_first)
         self.last_first = now
         rates = self.rates
-        if took > MUCH_SLOWER * (choice.prefill_seconds + rates.step + rates.step_slope * self.in_flight):
+        if choice.news:
+            # Others may have been ahead that are not known yet, so that what it took says nothing before its answer ends.
+            self.recent = [each for each in self.recent if now - each.first < NEWS_SECONDS] + [choice]
+        elif took > MUCH_SLOWER * (choice.prefill_seconds + rates.step + rates.step_slope * self.in_flight):
             # Not to be waited for until the answer's end says it exactly.
             self.learned_at = now
             rates.learn_prefill(choice.prefill_seconds / rates.prefill_seconds, took)
@@ -207,7 +236,7 @@ class Work:
 
     def wait_seconds(self, now: float) -> float:
         """Until the prefill that is ahead of a new request is done."""
-        if not self.waiting:
+        if not self.queued:
             return 0.0
         left = self.free_at - now
         least = OVERDUE_SHARE * self.waiting_seconds
@@ -221,7 +250,7 @@ class Work:
         passed = now - self.last_change
         if passed <= 0.0:
             return
-        self.area += (self.in_flight - len(self.waiting)) * passed
+        self.area += (self.in_flight - self.queued) * passed
         horizon = horizon_seconds(now - self.began)
         self.prefill_share *= horizon / (horizon + passed)
         self.last_change = now
@@ -238,7 +267,7 @@ class Work:
     def _written(self, choice: Choice) -> None:
         """A request is being written; all that are at once prove that the engine has room for them."""
         self.decoding_tokens += choice.context_tokens
-        batch = self.in_flight - len(self.waiting)
+        batch = self.in_flight - self.queued
         if batch > self.sequences:
             self.sequences = batch
         if self.decoding_tokens > self.cache_tokens:
@@ -246,9 +275,53 @@ class Work:
 
     def _leaves(self, choice: Choice) -> None:
         del self.waiting[choice]
-        self.waiting_seconds = self.waiting_seconds - choice.prefill_seconds if self.waiting else 0.0
+        self.queued -= 1
+        self.waiting_seconds = self.waiting_seconds - choice.prefill_seconds if self.waiting else self.peers.waiting_seconds
+        self.own_prefilled += choice.prefill_seconds
         self.prefill_area += choice.prefill_seconds
         self.prefill_share += choice.prefill_seconds / horizon_seconds(self.last_change - self.began)
+
+    # Several gateways
+
+    @property
+    def own_requests(self) -> int:
+        """Under way there from this gateway."""
+        return self.in_flight - self.peers.requests
+
+    def own_load(self) -> PeerLoad:
+        """What others are to know."""
+        peers = self.peers
+        return PeerLoad(
+            self.own_requests,
+            len(self.waiting),
+            self.waiting_seconds - peers.waiting_seconds if self.waiting else 0.0,
+            self.context_tokens - peers.context_tokens,
+            self.decoding_tokens - peers.decoding_tokens,
+            self.own_prefilled,
+        )
+
+    def hear(self, before: PeerLoad, after: PeerLoad, now: float, *, begun: float = 0.0, done: float = 0.0) -> None:
+        """What another gateway has under way here was so and is so now. `begun` and `done` are seconds of prefill between."""
+        self.advance(now)
+        change = [new - old for new, old in zip(after, before, strict=True)]
+        self.peers = PeerLoad._make(old + new for old, new in zip(self.peers, change, strict=True))
+        self.in_flight += int(change[0])
+        self.queued += int(change[1])
+        self.waiting_seconds += change[2]
+        self.context_tokens += change[3]
+        self.decoding_tokens += change[4]
+        if not begun and not done:
+            return
+        for other in (*self.waiting, *self.recent):
+            if not other.first or now - other.first < NEWS_SECONDS:
+                other.alone = False
+        if done:
+            self.prefill_area += done
+            self.prefill_share += done / horizon_seconds(now - self.began)
+            self.last_first = now
+            self.free_at = now + self.waiting_seconds
+        else:
+            self.free_at = (self.free_at if self.free_at > now else now) + begun
 
 
 Works = Sequence[Work]
