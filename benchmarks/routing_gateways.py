@@ -94,7 +94,10 @@ class Gateways:
     def events(self, seconds: float) -> list[tuple[float, Callable[[], None]]]:
         """All that they say until the end of a run, each at another moment of the period."""
         return [
-            ((period + number / len(self.peers)) * PERIOD_SECONDS, partial(self._speak, number, (period + number / len(self.peers)) * PERIOD_SECONDS))
+            (
+                (period + number / len(self.peers)) * PERIOD_SECONDS,
+                partial(self._speak, number, (period + number / len(self.peers)) * PERIOD_SECONDS),
+            )
             for period in range(int(seconds / PERIOD_SECONDS))
             for number in range(len(self.peers))
         ]
@@ -141,9 +144,7 @@ def outcome(profile: str, load: float, seed: int, case: str, engines: int, secon
     sessions = make(load, seconds, seed, scale=engines / 8)
     count, talk, trouble = CASES[case]
     gateways = Gateways(count, engines, talk=talk, trouble=trouble, seed=seed, middle=(seconds + warm_up) / 2)
-    return run(
-        sessions, gateways, specs=(EngineSpec(),) * engines, seconds=seconds, warm_up=warm_up, at=gateways.events(seconds)
-    )
+    return run(sessions, gateways, specs=(EngineSpec(),) * engines, seconds=seconds, warm_up=warm_up, at=gateways.events(seconds))
 
 
 def worst_second(result: Result, weigh: Callable[[Any], float] = lambda sample: 1.0) -> float:
@@ -203,7 +204,9 @@ def main() -> None:
             print(f"\n{profile}, load {given.load}\n\n| gateways | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}")
             arguments = [(profile, given.load, given.seed, case, given.engines, given.seconds, given.warm_up) for case in cases]
             for case, row in zip(cases, pool.imap(_row, arguments), strict=True):
-                print(f"| {case} | {' | '.join(f'{value:.3g}' if value < 1000 else f'{value:.0f}' for value in row)} |", flush=True)
+                print(
+                    f"| {case} | {' | '.join(f'{value:.3g}' if value < 1000 else f'{value:.0f}' for value in row)} |", flush=True
+                )
 
 
 if __name__ == "__main__":

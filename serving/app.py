@@ -39,6 +39,7 @@ from serving.fleet.dns import Discovery
 from serving.fleet.health import Health
 from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
+from serving.fleet.peers import Peers, require_free_peer_port
 from serving.fleet.probe import Probe, ProbeFailed
 from serving.fleet.report import FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
@@ -48,6 +49,7 @@ from serving.observability.metrics import Metrics
 from serving.pipeline import Pipeline
 from serving.routing.explain import Explain
 from serving.routing.models import public_models
+from serving.routing.news import peer_reports
 from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
 from serving.routing.setup import chooser_of
@@ -111,6 +113,8 @@ class Gateway:
             refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
         )
         self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
+        self.desk = self.chooser.join(silence_seconds=settings.peers.silence_seconds) if settings.peers.on else None
+        self.peers = None if self.desk is None else Peers(settings.peers, self.desk)
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         self.accounts = Accounts(settings, self.metrics)
@@ -200,7 +204,8 @@ class Gateway:
     def _report(self) -> FleetReport:
         pools = {(e.pool, e.model, e.target): None for e in self.settings.endpoints}
         pools |= {(pool.name, pool.model, pool.target): None for pool in self.settings.pools}
-        return fleet_report(self.fleet, list(pools), self.chooser.in_flight)
+        peers = None if self.peers is None or self.desk is None else peer_reports(self.peers.heard, self.desk)
+        return fleet_report(self.fleet, list(pools), self.chooser.in_flight, peers=peers)
 
     def _gauges(self) -> None:
         metrics = self.metrics
@@ -234,6 +239,9 @@ class Gateway:
         if not isinstance(quotas, LocalQuotas):
             metrics.watch_limit_store(lambda: quotas.is_up)
         metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
+        if (peers := self.peers) is not None and (desk := self.desk) is not None:
+            tally = peers.tally
+            metrics.watch_peers(lambda: len(peers.heard), tally.by_result, lambda: tally.refused.items(), desk.counts.by_result)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
             # From zero, so that the first request that finds no engine shows as an increase: it asks for one to be started.
@@ -292,9 +300,9 @@ class Gateway:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self.tracing is not None:
             self.tracing.start()
-        kubernetes = self.kubernetes or contextlib.nullcontext()
+        kubernetes, peers = self.kubernetes or contextlib.nullcontext(), self.peers or contextlib.nullcontext()
         await self.accounts.start()
-        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader:
+        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader, peers:
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield
@@ -489,6 +497,7 @@ def run_gateway(settings: Settings) -> int:
     require_free_port(settings.server.host, settings.server.port, "server.port")
     if settings.server.operator_port is not None:
         require_free_port(settings.server.operator_host, settings.server.operator_port, "server.operator_port")
+    require_free_peer_port(settings.peers)
     _fill_standard_descriptors()
     writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)

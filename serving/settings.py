@@ -23,6 +23,7 @@ from serving.health_settings import HealthSettings
 from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.limit_settings import LimitStoreSettings, QueueSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
+from serving.peer_settings import PeerSettings
 from serving.routing_settings import RoutingSettings
 from serving.setting_types import Count, Name, Seconds, Section
 from serving.strict_yaml import read_yaml
@@ -296,7 +297,7 @@ class AuthSettings(KeySourceSettings):
     """Several tenants do not share an engine's prefix cache: whether a prompt is cached would tell what others asked."""
     cache_secret: SecretStr | None = None
     """What the tenants' cache salts are made with; give all replicas the same. None: made from `key_secret` where there is
-    one, else each process makes its own."""
+    one, else from `peers.secret`, else each process makes its own."""
 
     @model_validator(mode="after")
     def _distinct(self) -> AuthSettings:
@@ -432,6 +433,7 @@ class Settings(BaseSettings):
     kubernetes: KubernetesSettings = KubernetesSettings()
     engine_load: LoadSettings = LoadSettings()
     routing: RoutingSettings = RoutingSettings()
+    peers: PeerSettings = PeerSettings()
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:

@@ -54,6 +54,11 @@ class Tally:
     dropped: int = 0
     """Of records that found no room in their period."""
     refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    """Of datagrams that were not believed, or could not be understood."""
+
+    def by_result(self) -> Iterable[tuple[str, int]]:
+        refused = sum(self.refused.values())
+        return (("sent", self.sent), ("received", self.received), ("dropped", self.dropped), ("refused", refused))
 
 
 class Peers(asyncio.DatagramProtocol):
@@ -219,6 +224,12 @@ class Peers(asyncio.DatagramProtocol):
             for target in targets:
                 transport.sendto(datagram, target)
             self.tally.sent += len(datagram) * len(targets)
+
+
+def require_free_peer_port(settings: PeerSettings) -> None:
+    """Refuse an address on which no datagrams can be heard. Raises: ConfigurationError."""
+    if settings.on:
+        _bound(settings).close()
 
 
 def _bound(settings: PeerSettings) -> socket.socket:

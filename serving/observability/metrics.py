@@ -457,6 +457,40 @@ class Metrics:
         self.registry.register(_CounterOnScrape("serving_routing_decisions", "Endpoints chosen by cost.", ("reason",), decisions))
         self.on_scrape(self.prefix_index_bytes, index_bytes)
 
+    def watch_peers(
+        self,
+        heard: Callable[[], float],
+        news_bytes: Callable[[], Iterable[tuple[str, int]]],
+        refused_bytes: Callable[[], Iterable[tuple[str, int]]],
+        prefixes: Callable[[], Iterable[tuple[str, int]]],
+    ) -> None:
+        """Export what this gateway hears from others, and says to them."""
+        rows = (
+            (
+                "serving_peer_news_bytes",
+                "Of news between gateways: `sent`, `received`, `dropped` for want of room in their period, or `refused`.",
+                "result",
+                news_bytes,
+            ),
+            (
+                "serving_peer_news_refused_bytes",
+                "News that were not believed, by what was wrong with them.",
+                "reason",
+                refused_bytes,
+            ),
+            (
+                "serving_peer_prefixes",
+                "News of cached prompts: `told`, `dropped`, `taken`, or of an `unknown_beginning` and so of no use.",
+                "result",
+                prefixes,
+            ),
+        )
+        for name, documentation, label, read in rows:
+            self.registry.register(_CounterOnScrape(name, documentation, (label,), read))
+        self.registry.register(
+            GaugeOnScrape("serving_peers", "Other gateways that were heard lately.", (), lambda: [((), float(heard()))])
+        )
+
     def routed(self, ctx: RequestContext, ticket: Routed) -> None:
         """What was predicted for a request, beside what came of it."""
         predicted = ticket.ttft_seconds

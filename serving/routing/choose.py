@@ -322,8 +322,10 @@ class Chooser:
             chosen[digests.index(max(digests))] = None
         if depths:
             places = group.places
-            held = sorted(((depth, places[cache]) for cache, depth in depths.items() if cache in places), reverse=True)
-            chosen.update(dict.fromkeys(place for _, place in held[:HOLDERS_LOOKED_AT]))
+            # Of a prefix that many hold alike, others than the last time.
+            dice = self._random.random
+            held = sorted(((depth, dice(), places[cache]) for cache, depth in depths.items() if cache in places), reverse=True)
+            chosen.update(dict.fromkeys(place for _, _, place in held[:HOLDERS_LOOKED_AT]))
         return [works[place] for place in chosen]
 
     def begin(self, ticket: Ticket) -> None:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
 
 from serving.core.clock import Clock
+from serving.fleet.report import PeerReport
 from serving.fleet.seal import RECORD_BYTES
 from serving.fleet.store import Endpoint
 from serving.routing.peer_load import LOAD_BYTES, NOTHING, PeerLoad, unpacked
@@ -54,7 +55,7 @@ _ARRIVALS_EACH = (RECORD_BYTES - 1) // _ARRIVALS.size
 
 
 def number_of(endpoint: Endpoint) -> int:
-    """The same on all gateways, whatever they call it; another process at the same address has another one where that is known."""
+    """The same on all gateways, whatever they call it. Another pod at the same address has another number."""
     return xxh3_64_intdigest("\0".join((endpoint.model, endpoint.url, endpoint.uid)).encode("utf-8", "surrogatepass"))
 
 
@@ -84,14 +85,22 @@ class _Peer:
 
 @dataclass(slots=True)
 class NewsCounts:
-    """How often things happened since the start."""
+    """Of news about prefixes, how many came to what."""
 
-    begun_told: int = 0
-    prefixes_heard: int = 0
-    orphans: int = 0
-    """Prefixes whose beginning is not known here, and which are of no use therefore."""
+    told: int = 0
     dropped: int = 0
-    """Requests whose prefix was not told for want of room."""
+    """Not told, for want of room."""
+    taken: int = 0
+    unknown_beginning: int = 0
+    """Heard, but their beginning is not known here, since news of it were lost: of no use."""
+
+    def by_result(self) -> Iterable[tuple[str, int]]:
+        return (
+            ("told", self.told),
+            ("dropped", self.dropped),
+            ("taken", self.taken),
+            ("unknown_beginning", self.unknown_beginning),
+        )
 
 
 class Desk:
@@ -147,17 +156,15 @@ class Desk:
         assert choice.hold is not None
         stamps = choice.hold.stamps
         choice.news_from = stamps[0][0] if stamps else 0
-        self.counts.begun_told += 1
         self._tell_prefix(choice)
 
     def end(self, choice: Choice, rest_bytes: int) -> None:
         """It is over, and its hold was released with so many bytes."""
         if self._open.pop(choice.news, self) is self:
             return
-        self._tell_prefix(choice)
-        self._tell([_END.pack(b"E", choice.news, min(max(rest_bytes, 0), MOST_REST_BYTES))])
+        self._tell_prefix(choice, [_END.pack(b"E", choice.news, min(max(rest_bytes, 0), MOST_REST_BYTES))])
 
-    def _tell_prefix(self, choice: Choice) -> None:
+    def _tell_prefix(self, choice: Choice, end: Sequence[bytes] = ()) -> None:
         chain, at = choice.question.chain, choice.news_from
         records = []
         while True:
@@ -167,13 +174,12 @@ class Desk:
             at += len(part)
             if at >= len(chain):
                 break
-        self._tell(records)
-
-    def _tell(self, records: list[bytes]) -> None:
+        records += end
         size = sum(map(len, records))
         if self._pending_bytes + size > PENDING_BYTES:
             self.counts.dropped += 1
             return
+        self.counts.told += 1
         self._pending += records
         self._pending_bytes += size
 
@@ -298,7 +304,7 @@ class Desk:
             raise ValueError("no number")
         peer.floor = max(peer.floor, _FLOOR.unpack(record)[1])
         holds = peer.holds
-        while holds and (oldest := next(iter(holds))) < peer.floor:
+        while holds and next(iter(holds)) < peer.floor:
             self._drop_oldest(peer)
 
     def _hear_begin(self, peer: _Peer, record: bytes) -> None:
@@ -312,9 +318,9 @@ class Desk:
         hashes = struct.unpack_from(f"!{count}Q", record, _BEGIN.size)
         hold = self._index.extend(work.cache, start, parent, hashes)
         if hold is None:
-            self.counts.orphans += 1
+            self.counts.unknown_beginning += 1
             return
-        self.counts.prefixes_heard += 1
+        self.counts.taken += 1
         if not start:
             work.cold_at = self._clock()
         if held is not _NOT_YET:
@@ -339,6 +345,12 @@ class Desk:
 
 
 _NOT_YET = Hold(Cache(PrefixIndex(0), 0.0), None, [])
+
+
+def peer_reports(heard: Mapping[bytes, float], desk: Desk) -> tuple[PeerReport, ...]:
+    """Of each gateway that was heard, how many seconds ago."""
+    known = desk.peers
+    return tuple(PeerReport(peer.hex(), round(age, 3), *known.get(peer, (0, 0))) for peer, age in sorted(heard.items()))
 
 
 def _joined(kind: bytes, rows: Iterator[bytes], most: int) -> Iterator[bytes]:
