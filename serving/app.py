@@ -114,6 +114,7 @@ class Gateway:
         )
         self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
         self.desk = self.chooser.join(silence_seconds=settings.peers.silence_seconds) if settings.peers.on else None
+        self.chooser.know(fixed)
         self.peers = None if self.desk is None else Peers(settings.peers, self.desk)
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
@@ -278,6 +279,7 @@ class Gateway:
         """Let go of what is kept for endpoints that are no more; the last that left are still counted for a while."""
         endpoints = {status.endpoint.name: status.endpoint for status in self.fleet.snapshot.statuses.values()}
         self.chooser.retain(endpoints)
+        self.chooser.know(endpoints.values())
         self.health.retain(endpoints.values())
         self.relay.retain({endpoint.url for endpoint in endpoints.values()})
         counted = endpoints.keys() | set(self.fleet.departed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -123,6 +123,12 @@ class Chooser:
         self._desk: Desk | None = None
         self.decisions: dict[Reason, int] = {}
         """How many decisions each reason made; small requests and single candidates are not among them."""
+
+    def know(self, endpoints: Iterable[Endpoint]) -> None:
+        """These are there, so that what other gateways say about them counts before they get their first request from here."""
+        if self._desk is not None:
+            for endpoint in endpoints:
+                self._work(endpoint)
 
     def join(self, *, silence_seconds: float) -> Desk:
         """From now on what happens here is news for other gateways, and theirs counts here."""

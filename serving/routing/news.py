@@ -126,6 +126,8 @@ class Desk:
         self._number = 0
         self._open: dict[int, None] = {}
         """Numbers of the requests that are not over, the oldest first."""
+        self._floors = (0, 0)
+        """Before which number all requests were over two periods ago, and one: what is told of them has then been told twice."""
         self._peers: dict[bytes, _Peer] = {}
         self._hearing: dict[bytes, Callable[[_Peer, bytes], None]] = {
             b"L": self._hear_loads,
@@ -193,7 +195,8 @@ class Desk:
         self._pending, self._pending_bytes, self._again = [], 0, pending
         yield from _joined(b"L", self._loads(now), _LOADS_EACH)
         yield from _joined(b"A", self._new_arrivals(), _ARRIVALS_EACH)
-        yield _FLOOR.pack(b"F", next(iter(self._open), self._number + 1))
+        yield _FLOOR.pack(b"F", self._floors[0])
+        self._floors = (self._floors[1], next(iter(self._open), self._number + 1))
         yield from pending
         yield from again
 
