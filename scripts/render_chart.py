@@ -24,7 +24,7 @@ CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py", "pod/first_token.py", "pod/wait_for_memory.py")
 SECTIONS = (
     *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "auth", "tenants", "database"),
-    *("ledger", "prices", "routing", "logging", "tracing"),
+    *("ledger", "prices", "routing", "peers", "logging", "tracing"),
 )
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
@@ -40,6 +40,7 @@ OF_THE_CHART = {
     "LimitStoreSettings": ("url",),
     "LedgerSettings": ("spill_dir",),
     "RoutingSettings": ("explain_key",),
+    "PeerSettings": ("host", "addresses", "bind_host", "port", "secret", "secret_file"),
 }
 """Fields that the chart sets by itself, or that are secrets or files, which values cannot bring."""
 

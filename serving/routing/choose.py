@@ -26,6 +26,8 @@ from serving.routing.work import Choice, Ticket, Work, horizon_seconds
 
 ERROR_SHARE = 0.05
 """Of its time to first token, a prediction may be wrong by so much; costs that differ by less are the same."""
+ERROR_SHARE_OF_SEVERAL = 0.15
+"""The same where other gateways send requests that are not known yet."""
 COLD_SECONDS = 10.0
 """An endpoint that got a prompt that nobody had cached is not the first for another one within this time."""
 MANY = 24
@@ -305,7 +307,8 @@ class Chooser:
         dollars = scores.dollars
         least = min(dollars)
         place = dollars.index(least)
-        most = least + ERROR_SHARE * scores.first[place] * objective.dollars_per_second
+        error = ERROR_SHARE if self._desk is None else ERROR_SHARE_OF_SEVERAL
+        most = least + error * scores.first[place] * objective.dollars_per_second
         close = [place for place, cost in enumerate(dollars) if cost <= most]
         if len(close) == 1:
             return place, Reason.COST

@@ -35,6 +35,16 @@ def altered_chart(folder: Path, profile: str, alter: Callable[[dict[str, Any]], 
     return chart
 
 
+def outside_the_pod(settings: dict[str, Any]) -> dict[str, Any]:
+    """A gateway's settings for a machine that has none of the pod's files and variables."""
+    relay = {name: value for name, value in settings["relay"].items() if name != "engine_secret_file"}
+    auth = {"key_secret": "from the environment", **settings.get("auth", {})}
+    if "peers" not in settings:
+        return settings | {"relay": relay, "auth": auth}
+    peers = {name: value for name, value in settings["peers"].items() if name != "secret_file"}
+    return settings | {"relay": relay, "auth": auth, "peers": peers | {"secret": "from a file of the pod"}}
+
+
 COMMIT = "a" * 40
 """Of a hub's repository that the catalog pins no commit of."""
 MIXED_POOLS = [
