@@ -31,7 +31,7 @@ class Ours:
 
     def pick(self, turn: Turn, now: float) -> tuple[int, Any]:
         self.now = now
-        ticket = self.chooser.choose("m", self.endpoints, (), lambda: self.question(turn))
+        ticket = self.chooser.choose("m", self.endpoints, (), lambda: self.question(turn), size_bytes=turn.prompt.size)
         assert ticket is not None
         self.chooser.begin(ticket)
         return self.numbers[ticket.endpoint.name], ticket

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import sqrt
 
 from xxhash import xxh3_64_intdigest
 
@@ -26,8 +27,9 @@ from serving.routing.work import Choice, Ticket, Work, horizon_seconds
 
 ERROR_SHARE = 0.05
 """Of its time to first token, a prediction may be wrong by so much; costs that differ by less are the same."""
-ERROR_SHARE_OF_SEVERAL = 0.15
-"""The same where other gateways send requests that are not known yet."""
+F_LIGHT = F_FULL = 2.0
+UNKNOWN_SECONDS = 0.1
+"""So long what other gateways have sent is not known yet. All of them see the same endpoint as the least loaded meanwhile."""
 COLD_SECONDS = 10.0
 """An endpoint that got a prompt that nobody had cached is not the first for another one within this time."""
 MANY = 24
@@ -215,6 +217,8 @@ class Chooser:
             costs = costs[begin : begin + LIGHT_LOOKED_AT] or costs
             if len(costs) < LIGHT_LOOKED_AT:
                 costs = costs + light.costs[: LIGHT_LOOKED_AT - len(costs)]
+        if self._desk is not None:
+            return _one_of_several(costs, worth)
         best, least = None, 0.0
         for work, base, more in costs:
             cost = base + more * work.in_flight
@@ -273,7 +277,7 @@ class Chooser:
             shared_charge=1.0 if match is None else match.price_of_another(self._weights.shared_uses),
             explained=explained,
         )
-        best, reason = self._best(question, works, scores, objective, now)
+        best, reason = self._best(question, works, scores, objective, now, arrivals.per_second / total)
         self.decisions[reason] = self.decisions.get(reason, 0) + 1
         work = works[best]
         depth = depths.get(work.cache, 0)
@@ -301,14 +305,23 @@ class Chooser:
         return choice
 
     def _best(
-        self, question: Question, works: Sequence[Work], scores: Scores, objective: Objective, now: float
+        self,
+        question: Question,
+        works: Sequence[Work],
+        scores: Scores,
+        objective: Objective,
+        now: float,
+        arrivals_per_second: float,
     ) -> tuple[int, Reason]:
         """The place of the least cost, or of one that is as good as that."""
         dollars = scores.dollars
         least = min(dollars)
         place = dollars.index(least)
-        error = ERROR_SHARE if self._desk is None else ERROR_SHARE_OF_SEVERAL
-        most = least + error * scores.first[place] * objective.dollars_per_second
+        error = ERROR_SHARE * scores.first[place]
+        if self._desk is not None:
+            # Requests like this one that may have come there since, give or take their root.
+            error += F_FULL * sqrt(arrivals_per_second * UNKNOWN_SECONDS) * scores.prefill[place]
+        most = least + error * objective.dollars_per_second
         close = [place for place, cost in enumerate(dollars) if cost <= most]
         if len(close) == 1:
             return place, Reason.COST
@@ -318,8 +331,7 @@ class Chooser:
             if rested:
                 return max(rested, key=lambda place: xxh3_64_intdigest(works[place].name, conversation)), Reason.OWNER
         if self._desk is not None:
-            # Which one was used longest ago is about the same for all gateways.
-            return self._random.choice(close), Reason.SPREAD
+            return min(close, key=lambda place: _own_turn(works[place])), Reason.SPREAD
         return min(close, key=lambda place: works[place].last_used), Reason.SPREAD
 
     def _some(self, group: Group, depths: Mapping[Cache, int], conversation: int) -> list[Work]:
@@ -423,6 +435,25 @@ class Chooser:
             self._desk.meet(new)
             new.last_used = -self._random.randrange(1 << 20)  # each gateway goes round in another order
         return new
+
+
+def _one_of_several(costs: Sequence[tuple[Work, float, float]], worth: float) -> Ticket:
+    """The same where other gateways choose at this moment, too: who is a little less loaded than others is so for all of them.
+
+    What is known of an endpoint's load may be wrong by about the root of the number of its requests.
+    """
+    least, error = min(
+        (base + more * work.in_flight + worth * work.waiting_seconds, F_LIGHT * more * (1.0 + sqrt(work.in_flight)))
+        for work, base, more in costs
+    )
+    most = least + error
+    close = [work for work, base, more in costs if base + more * work.in_flight + worth * work.waiting_seconds <= most]
+    return min(close, key=_own_turn).plain
+
+
+def _own_turn(work: Work) -> tuple[int, float]:
+    """Round and round with this gateway's own requests: each goes another way, so that none follows the others."""
+    return work.own_requests, work.last_used
 
 
 def _same(question: Question) -> Question:
