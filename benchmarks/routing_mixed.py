@@ -16,6 +16,7 @@ from benchmarks.routing_run import Result, run
 from benchmarks.routing_traces import Session, Turn, agentic, production
 from serving.core.context import Usage
 from serving.fleet.store import Endpoint
+from serving.routing.chain import turn_pieces_of
 from serving.routing.choose import Chooser
 from serving.routing.cost import OBJECTIVES, Machine
 from serving.routing.question import Question
@@ -85,7 +86,9 @@ class Release:
 
     def pick(self, turn: Turn, now: float) -> tuple[int, Any]:
         self.now = now
-        question = Question("m", "t", turn.chain, turn.prompt.size, turn.session + 1, turn.output_tokens)
+        question = Question(
+            "m", "t", turn.chain, turn.prompt.size, turn_pieces_of(turn.chain, turn.turn_bytes), turn.output_tokens
+        )
         ticket = self.chooser.choose("m", self.candidates, (), lambda: question, objective=self.objective)
         assert ticket is not None
         self.chooser.begin(ticket)

@@ -8,7 +8,7 @@ from benchmarks.routing_engine import Job
 from benchmarks.routing_traces import Turn
 from serving.core.context import Usage
 from serving.fleet.store import Endpoint
-from serving.routing.chain import conversation_of
+from serving.routing.chain import turn_pieces_of
 from serving.routing.choose import Chooser
 from serving.routing.predict import Rates
 from serving.routing.question import Question
@@ -26,7 +26,7 @@ class Ours:
 
     def question(self, turn: Turn) -> Question:
         return Question(
-            "m", turn.tenant, turn.chain, turn.prompt.size, conversation_of(turn.chain, turn.turn_bytes, 0), turn.output_tokens
+            "m", turn.tenant, turn.chain, turn.prompt.size, turn_pieces_of(turn.chain, turn.turn_bytes), turn.output_tokens
         )
 
     def pick(self, turn: Turn, now: float) -> tuple[int, Any]:

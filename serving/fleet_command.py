@@ -72,6 +72,7 @@ def ask_gateway(url: str) -> dict[str, Any]:
         with build_opener(ProxyHandler({})).open(place, timeout=TIMEOUT_SECONDS) as answer:
             report = json.loads(answer.read(MOST_BYTES))
     except HTTPError as error:
+        error.close()
         hint = "; a gateway with server.operator_port answers there only" if error.code == 404 else ""
         raise ConfigurationError(f"{place} answered {error.code}{hint}") from None
     except (OSError, HTTPException) as error:

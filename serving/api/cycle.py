@@ -12,6 +12,9 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _log = logging.getLogger("uvicorn.error")
 
+PLAIN_SCOPE: Any = {"type": "http", "http_version": "1.1", "method": "POST"}
+"""All that anybody asks of the scope of a request whose head went straight to the edge."""
+
 
 class Cycle(RequestResponseCycle):
     """The same for whoever uses it, but made with less: defaults stand in the class, and there is an event only once it is

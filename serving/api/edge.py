@@ -13,14 +13,14 @@ import math
 import random
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.api.cycle import Cycle, cycle_of
 from serving.api.decoding import Decoder, decoder_for
 from serving.api.errors import internal_fault
-from serving.api.reply import Receive, Reply, Scope, Send, reply_to
+from serving.api.reply import Receive, Reply, Scope, Send, SplicedReply, reply_to
 from serving.api.upload import BodyUpload, too_large
 from serving.core.clock import monotonic
 from serving.core.context import RequestContext
@@ -77,20 +77,32 @@ class Edge:
         assert task is not None
         cycle = cycle_of(receive)
         visit = Visit(ctx, reply, task, receive, cycle)
-        key = cycle or visit
-        self._active[key] = visit
         try:
-            await self._serve(visit, Body(headers, receive, self._limits, cycle))
+            await self._serve(cycle or visit, visit, Body(headers, receive, self._limits, cycle))
         finally:
             if cycle is None or visit.commented:
                 visit.close()
-            del self._active[key]
-            if self._idle is not None and not self._active:
-                self._idle.set()
 
-    async def _serve(self, visit: Visit, body: Body) -> None:
+    async def take(self, cycle: Cycle, route: Route, headers: list[tuple[bytes, bytes]]) -> None:
+        """Serve a POST whose head is read already, as `__call__` does, and end its connection where no answer came of it."""
+        fields = dict(headers)
+        ctx = _context(route, fields)
+        task = asyncio.current_task()
+        assert task is not None
+        visit = Visit(ctx, SplicedReply(ctx, cast(Send, cycle.send), cycle), task, cycle.receive, cycle)
+        try:
+            await self._serve(cycle, visit, Body(fields, cycle.receive, self._limits, cycle))
+        finally:
+            if visit.commented:
+                visit.close()
+            if not cycle.response_complete and not cycle.disconnected:
+                cycle.transport.close()
+            cycle.on_response = _nothing
+
+    async def _serve(self, key: object, visit: Visit, body: Body) -> None:
         ctx, reply = visit.ctx, visit.reply
         body.on_complete = visit.watch
+        self._active[key] = visit
         try:
             await self._pipeline.serve(ctx, body, reply)
         except ClientGone:
@@ -119,6 +131,10 @@ class Edge:
                 reply.drop()
             else:
                 await reply.fail(internal_fault())
+        finally:
+            del self._active[key]
+            if self._idle is not None and not self._active:
+                self._idle.set()
 
     async def sweep(self) -> None:
         """Look after all clients, four times a second for as long as the application runs: who left, who takes no bytes."""
@@ -158,25 +174,27 @@ def request_id(given: bytes | None) -> str:
 
 
 def _context(route: Route, headers: dict[bytes, bytes]) -> RequestContext:
-    traceparent = headers.get(b"traceparent")
-    traced = traceparent is not None and _TRACEPARENT.fullmatch(traceparent) is not None
-    tracestate = headers.get(b"tracestate", b"")
-    return RequestContext(
-        request_id=request_id(headers.get(b"x-request-id")),
-        route=route,
-        credential=_credential(route, headers),
-        arrived=monotonic(),
-        traceparent=traceparent.decode("ascii") if traced and traceparent else None,
-        tracestate=tracestate.decode("ascii") if traced and _TRACESTATE.fullmatch(tracestate) else None,
-        asked_timeout=headers.get(b"x-request-timeout"),
-        asked_class=headers.get(b"x-request-class"),
-        explain_key=headers.get(b"x-serving-explain"),
-    )
+    get = headers.get
+    ctx = RequestContext(request_id(get(b"x-request-id")), route, _credential(route, headers), monotonic())
+    if (traceparent := get(b"traceparent")) is not None and _TRACEPARENT.fullmatch(traceparent) is not None:
+        ctx.traceparent = traceparent.decode("ascii")
+        if (tracestate := get(b"tracestate")) is not None and _TRACESTATE.fullmatch(tracestate) is not None:
+            ctx.tracestate = tracestate.decode("ascii")
+    if (asked_timeout := get(b"x-request-timeout")) is not None:
+        ctx.asked_timeout = asked_timeout
+    if (asked_class := get(b"x-request-class")) is not None:
+        ctx.asked_class = asked_class
+    if (explain_key := get(b"x-serving-explain")) is not None:
+        ctx.explain_key = explain_key
+    return ctx
 
 
 def _credential(route: Route, headers: dict[bytes, bytes]) -> str | None:
     """What the client shows of itself: a bearer credential, else a key where its API puts one."""
-    return credential(headers.get(b"authorization"), headers.get(route.dialect.key_header) if route.dialect.key_header else None)
+    authorization, key_header = headers.get(b"authorization"), route.dialect.key_header
+    if key_header is None:
+        return bearer(authorization)
+    return credential(authorization, headers.get(key_header))
 
 
 def credential(authorization: bytes | None, key: bytes | None) -> str | None:
@@ -195,6 +213,10 @@ def bearer(authorization: bytes | None) -> str | None:
     if scheme != b"Bearer" and scheme.lower() != b"bearer":
         return None
     return credential.strip().decode("utf-8", "surrogateescape") or None
+
+
+def _nothing() -> None:
+    """What a cycle calls once its answer is dealt with, as uvicorn's does: it breaks a ring of references."""
 
 
 class Visit:

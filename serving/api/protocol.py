@@ -19,9 +19,9 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from serving.api.cycle import Cycle, wake
+from serving.api.cycle import PLAIN_SCOPE, Cycle, wake
 from serving.api.door import SURPLUS_CONNECTIONS, DoorConfig, full
-from serving.api.edge import request_id
+from serving.api.edge import Edge, request_id
 from serving.api.errors import whole_error
 from serving.api.family import dialect_of
 from serving.core.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout, UrlTooLong
@@ -108,6 +108,8 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.url, self.headers = b"", []
+        self._edge = self.app if type(self.app) is Edge else None
+        """Takes requests for engines without a scope; nothing stands before it."""
         self._door = cast(DoorConfig, config).door
         self._limits = self._door.limits
         self._header_count = self._limits.header_count
@@ -229,7 +231,25 @@ class Connection(HttpToolsProtocol):
 
     def _begin(self, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Serve a request that the parser did not see."""
-        scope: Any = {
+        edge = self._edge
+        cycle = self.cycle = Cycle(
+            PLAIN_SCOPE if edge is not None else self._scope(path, headers),
+            self._outlet,
+            self.flow,
+            self.server_state.default_headers,
+            self.on_response_complete,
+            body,
+            more_body=self._owed_bytes > 0,
+        )
+        if self._last_call:
+            cycle.keep_alive = False
+        self._cycles.append(cycle)
+        task = self.loop.create_task(cycle.run_asgi(self.app) if edge is None else edge.take(cycle, ROUTES[path], headers))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _scope(self, path: str, headers: list[tuple[bytes, bytes]]) -> Any:
+        return {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": "1.1",
@@ -244,21 +264,6 @@ class Connection(HttpToolsProtocol):
             "raw_path": path.encode("ascii"),
             "query_string": b"",
         }
-        cycle = self.cycle = Cycle(
-            scope,
-            self._outlet,
-            self.flow,
-            self.server_state.default_headers,
-            self.on_response_complete,
-            body,
-            more_body=self._owed_bytes > 0,
-        )
-        if self._last_call:
-            cycle.keep_alive = False
-        self._cycles.append(cycle)
-        task = self.loop.create_task(cycle.run_asgi(self.app))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
 
     def _owed(self, data: bytes) -> bytes:
         """Bytes of such a request's body; returns what is behind them."""

@@ -25,19 +25,21 @@ STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering
 class Reply:
     """Sends through the server's `send`, as any ASGI application does."""
 
+    # The defaults stand in the class, since few replies need all of these fields.
+    started = False
+    ended = False
+    """The last byte is out or on its way: that the client closes now means nothing."""
+    blocked_since = 0.0
+    """When the send under way began, in monotonic seconds; 0.0 when none is."""
+    commented = 0.0
+    """When the last comment was sent, in monotonic seconds."""
+    _last = b"\n\n"
+    _before_last = b""
+    """The last two pieces that were sent: an event may end where one begins."""
+
     def __init__(self, ctx: RequestContext, send: Send) -> None:
-        self.started = False
-        self.ended = False
-        """The last byte is out or on its way: that the client closes now means nothing."""
-        self.blocked_since = 0.0
-        """When the send under way began, in monotonic seconds; 0.0 when none is."""
         self._ctx = ctx
         self._send = send
-        self._last = b"\n\n"
-        self._before_last = b""
-        """The last two pieces that were sent: an event may end where one begins."""
-        self.commented = 0.0
-        """When the last comment was sent, in monotonic seconds."""
 
     @property
     def mid_event(self) -> bool:
@@ -126,13 +128,15 @@ class SplicedReply(Reply):
     into one write. The header values are ours or passed uvicorn's or httptools' parser, so none can hold a line break.
     """
 
+    _pending = b""
+    """A head that waits for the first bytes of its body."""
+    _chunked = False
+
     def __init__(self, ctx: RequestContext, send: Send, cycle: RequestResponseCycle) -> None:
-        super().__init__(ctx, send)
+        self._ctx = ctx
+        self._send = send
         self._cycle = cycle
         self._flow: FlowControl = cycle.flow
-        self._pending = b""
-        """A head that waits for the first bytes of its body."""
-        self._chunked = False
 
     async def start(self, status: int, headers: Headers) -> None:
         cycle = self._cycle

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
 from typing import Any
 
 import orjson
@@ -38,13 +40,14 @@ START = (0, *ENDS)
 
 def chain_of(text: bytes, seed: int) -> list[int]:
     """The hashes of all whole pieces of a text."""
-    chain: list[int] = []
-    add, begin, digest = chain.append, 0, seed
-    for end in ENDS[: bisect_right(ENDS, len(text))]:
-        digest = xxh3_64_intdigest(text[begin:end], digest)
-        add(digest)
-        begin = end
-    return chain
+    digest = seed
+    return [digest := xxh3_64_intdigest(piece, digest) for piece in _cut(covered_pieces(len(text))).unpack_from(text)]
+
+
+@lru_cache(maxsize=len(ENDS) + 1)
+def _cut(pieces: int) -> Struct:
+    """Cuts the beginning of a text into so many pieces, in one call."""
+    return Struct("".join(f"{end - begin}s" for begin, end in zip(START, ENDS[:pieces], strict=False)))
 
 
 def seed_of(*parts: str) -> int:
@@ -159,7 +162,6 @@ def _written(value: Any) -> str:
         return ""  # more depth can be read than written
 
 
-def conversation_of(chain: Sequence[int], turn_bytes: int, seed: int) -> int:
-    """One number for all turns of a conversation: its chain through the first turn of its user."""
-    pieces = covered_pieces(turn_bytes)
-    return chain[min(pieces, len(chain)) - 1] if chain and pieces else seed
+def turn_pieces_of(chain: Sequence[int], turn_bytes: int) -> int:
+    """How many pieces of a chain belong to all turns of the conversation: those through the first turn of its user."""
+    return min(covered_pieces(turn_bytes), len(chain))

@@ -273,7 +273,7 @@ class Chooser:
             objective=objective,
             weights=self._weights,
             now=now,
-            shared_pieces=0 if match is None or self.index.knows(question.conversation) else match.known,
+            shared_pieces=0 if match is None or 0 < question.turn_pieces <= match.known else match.known,
             shared_charge=1.0 if match is None else match.price_of_another(self._weights.shared_uses),
             explained=explained,
         )

@@ -27,7 +27,7 @@ from serving.fleet.report import PeerReport
 from serving.fleet.seal import RECORD_BYTES
 from serving.fleet.store import Endpoint
 from serving.routing.peer_load import LOAD_BYTES, NOTHING, PeerLoad, unpacked
-from serving.routing.prefix import Cache, Hold, PrefixIndex
+from serving.routing.prefix import STRIDE, Cache, Hold, PrefixIndex
 from serving.routing.work import Choice, Work
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _BEGIN = struct.Struct("!cQQQH")
 _END = struct.Struct("!cQI")
 _FLOOR = struct.Struct("!cQ")
 _ARRIVALS = struct.Struct("!Qd")
-_MOST_HASHES = (RECORD_BYTES - _BEGIN.size) // 8
+_MOST_HASHES = (RECORD_BYTES - _BEGIN.size) // 8 // STRIDE * STRIDE
 _LOADS_EACH = (RECORD_BYTES - 1) // LOAD_BYTES
 _ARRIVALS_EACH = (RECORD_BYTES - 1) // _ARRIVALS.size
 
@@ -157,7 +157,8 @@ class Desk:
         self._open[self._number] = None
         assert choice.hold is not None
         stamps = choice.hold.stamps
-        choice.news_from = stamps[0][0] if stamps else 0
+        # Behind a hash by which others find it.
+        choice.news_from = stamps[0][0] // STRIDE * STRIDE if stamps else 0
         self._tell_prefix(choice)
 
     def end(self, choice: Choice, rest_bytes: int) -> None:

@@ -12,8 +12,12 @@ from collections.abc import Sequence
 
 from serving.routing.chain import ENDS, START
 
-PIECE_BYTES = 250
-"""Of memory: a hash, its place in the index and in its node. Measured, at the moment when a table makes itself room."""
+STRIDE = 8
+"""Of so many pieces of a chain one is in the index, and the first one of each node: the others are found from those."""
+PIECE_BYTES = 60
+"""Of memory: a hash and its place in its node."""
+KEY_BYTES = 190
+"""Of memory: a place in the index. Measured, at the moment when a table makes itself room."""
 NODE_BYTES = 900
 """Of memory: a node, its places in the orders of eviction and one endpoint that holds it."""
 HOLDER_BYTES = 250
@@ -44,9 +48,13 @@ class Node:
     def end(self) -> int:
         return self.start + len(self.hashes)
 
-    def has(self, pieces: int, piece: int) -> bool:
-        """Whether `piece` is what its chain has as the last of the first `pieces`."""
-        return self.start < pieces <= self.end and self.hashes[pieces - self.start - 1] == piece
+    def found_by(self) -> list[int]:
+        """Those of its hashes by which it is found."""
+        first = (STRIDE - 1 - self.start) % STRIDE
+        keys = self.hashes[first::STRIDE]
+        if first:
+            keys.append(self.hashes[0])
+        return keys
 
 
 class Cache:
@@ -209,6 +217,8 @@ class PrefixIndex:
         self.evictions = 0
         """Nodes that had to go for the index's own limit."""
         self._nodes: dict[int, Node] = {}
+        """By the hashes of their keys."""
+        self._pieces = 0
         self._order: OrderedDict[Node, None] = OrderedDict()
         """All nodes, the one used longest ago first; a node is always used after those below it."""
         self._holders = 0
@@ -216,58 +226,74 @@ class PrefixIndex:
     @property
     def used_bytes(self) -> int:
         """Memory, about."""
-        return len(self._nodes) * PIECE_BYTES + len(self._order) * NODE_BYTES + self._holders * HOLDER_BYTES
+        pieces_bytes = self._pieces * PIECE_BYTES + len(self._nodes) * KEY_BYTES
+        return pieces_bytes + len(self._order) * NODE_BYTES + self._holders * HOLDER_BYTES
 
     def cache(self, capacity_bytes: float) -> Cache:
         return Cache(self, capacity_bytes)
 
-    def knows(self, piece: int) -> bool:
-        """Whether anybody holds the prefix with that hash."""
-        return piece in self._nodes
-
     def match(self, chain: Sequence[int]) -> Match:
         """Find how much of the chain is known: a prefix is only there with all shorter ones, so that halving finds it."""
         nodes = self._nodes
-        if not chain or chain[0] not in nodes:
+        node = nodes.get(chain[0]) if chain else None
+        if node is None or node.start:
             return Match(chain, 0, None)
-        known = self._known(chain)
-        return Match(chain, known, nodes[chain[known - 1]])
-
-    def _known(self, chain: Sequence[int]) -> int:
-        """How many of the hashes are there, the first one being so."""
-        nodes = self._nodes
-        low, high = 1, len(chain)
+        low, high = 0, len(chain) // STRIDE
         while low < high:
             middle = (low + high + 1) // 2
-            if chain[middle - 1] in nodes:
+            if chain[middle * STRIDE - 1] in nodes:
                 low = middle
             else:
                 high = middle - 1
-        return low
+        known = low * STRIDE
+        if low:
+            found = nodes[chain[known - 1]]
+            if found.start < known <= found.end:
+                return self._follow(chain, known, found)
+        return self._follow(chain, 1, node)
+
+    def _follow(self, chain: Sequence[int], known: int, node: Node) -> Match:
+        """How much more is known of a chain whose first `known` pieces are, the last of them in that node."""
+        total = len(chain)
+        while True:
+            hashes, start, end = node.hashes, node.start, node.end
+            high = end if end < total else total
+            if known < high and hashes[high - 1 - start] == chain[high - 1]:
+                known = high
+            while known < high:
+                middle = (known + high) // 2
+                if hashes[middle - start] == chain[middle]:
+                    known = middle + 1
+                else:
+                    high = middle
+            if known < end or known == total:
+                return Match(chain, known, node)
+            below = self._nodes.get(chain[known])
+            if below is None or below.start != known:
+                return Match(chain, known, node)
+            node, known = below, known + 1
+
+    def extend(self, cache: Cache, start: int, parent: int, hashes: Sequence[int]) -> Hold | None:
+        """Hold a chain of which only the end is told: what comes after its first `start` pieces, the last of which is `parent`.
+
+        `start` is a multiple of STRIDE. None where the beginning is not known here, or contradicts what is.
+        """
+        if start + len(hashes) > len(ENDS) or not start + len(hashes):
+            return None
+        if start:
+            node = self._nodes.get(parent)
+            if node is None or not node.start < start <= node.end or node.hashes[start - node.start - 1] != parent:
+                return None
+            match = self._follow([0] * start + list(hashes), start, node)
+        else:
+            match = self.match(hashes)
+        if not self._nodes.keys().isdisjoint(match.chain[match.known :]):
+            return None
+        return self.hold(cache, match)
 
     def hold(self, cache: Cache, match: Match) -> Hold:
         """A request with this chain begins at the cache's endpoint: its whole prompt is there from now on, and stays."""
-        return self._held(cache, self._leaf(match))
-
-    def extend(self, cache: Cache, start: int, parent: int, hashes: Sequence[int]) -> Hold | None:
-        """The same for a chain of which only the end is told: what comes after its first `start` pieces, the last of which is
-        `parent`. None where that is not known here, or where it would be in another place of a chain.
-        """
-        nodes = self._nodes
-        if start + len(hashes) > len(ENDS) or not start + len(hashes):
-            return None
-        node = nodes.get(parent) if start else None
-        if start and (node is None or not node.has(start, parent)):
-            return None
-        known = 0
-        if hashes and hashes[0] in nodes:
-            known = self._known(hashes)
-            node = nodes[hashes[known - 1]]
-            if not node.has(start + known, hashes[known - 1]):
-                return None
-        return self._held(cache, self._grown(node, start + known, list(hashes[known:])))
-
-    def _held(self, cache: Cache, leaf: Node | None) -> Hold:
+        leaf = self._leaf(match)
         stamps: list[tuple[int, int]] = []
         flow, order, pinned, everything = cache.flow_bytes, cache.order, cache.pinned, self._order
         node = leaf
@@ -323,9 +349,10 @@ class PrefixIndex:
         del self._order[node]
         if node.parent is not None and node in node.parent.late:
             node.parent.late.remove(node)
+        self._pieces -= len(node.hashes)
         nodes = self._nodes
-        for piece in node.hashes:
-            nodes.pop(piece, None)
+        for key in node.found_by():
+            nodes.pop(key, None)
 
     def _leaf(self, match: Match) -> Node | None:
         """The node that ends where the chain ends, made if there is none."""
@@ -334,18 +361,13 @@ class PrefixIndex:
             # It was evicted since the match was made.
             match = self.match(chain)
             known, node = match.known, match.node
-        return self._grown(node, known, list(chain[known:]))
-
-    def _grown(self, node: Node | None, known: int, hashes: list[int]) -> Node | None:
-        """The node that ends with these hashes after the first `known` pieces of a node's chain."""
         if node is not None and known < node.end:
             node = self._split(node, known)
-        if not hashes:
+        if known == len(chain):
             return node
-        new = Node(node, known, hashes)
-        nodes = self._nodes
-        for piece in new.hashes:
-            nodes[piece] = new
+        new = Node(node, known, list(chain[known:]))
+        self._pieces += len(new.hashes)
+        self._nodes.update(dict.fromkeys(new.found_by(), new))
         self._order[new] = None
         return new
 
@@ -362,8 +384,8 @@ class PrefixIndex:
             parent.late.append(front)
         node.parent, node.start, node.hashes = front, at, node.hashes[cut:]
         nodes = self._nodes
-        for piece in front.hashes:
-            nodes[piece] = front
+        nodes.update(dict.fromkeys(front.found_by(), front))
+        nodes[node.hashes[0]] = node
         self._order[front] = None
         for cache, held in [*node.holders.items()]:
             front.holders[cache] = min(held, cut)

@@ -9,7 +9,7 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from serving.core.context import RequestContext
-from serving.routing.chain import FIRST_PIECE_BYTES, chain_of, conversation_of, render, seed_of
+from serving.routing.chain import FIRST_PIECE_BYTES, chain_of, render, seed_of, turn_pieces_of
 
 _SESSIONS = ("prompt_cache_key", "user", "safety_identifier")
 """Fields in which clients say who asks, the closest to a session first."""
@@ -23,14 +23,19 @@ class Question:
     chain: Sequence[int] = ()
     """Empty where the prompt is too short to matter, or cannot be cached."""
     text_bytes: int = 0
-    conversation: int = 0
-    """The same for all turns of a conversation; 0: there is nothing to go by."""
+    turn_pieces: int = 0
+    """So many pieces of the chain are the same in all turns of a conversation; 0: there is nothing to go by."""
     output_limit: int | None = None
     """The most tokens of its answer; 0 where there are none."""
     silent: bool = False
     """The answer is no stream, so that its first token cannot be seen."""
     session: int = 0
     """What the client says that its requests belong to; 0: nothing."""
+
+    @property
+    def conversation(self) -> int:
+        """One number for all turns of a conversation; 0: there is nothing to go by."""
+        return self.chain[self.turn_pieces - 1] if self.turn_pieces else 0
 
 
 _seeds: dict[tuple[str, str], int] = {}
@@ -70,5 +75,5 @@ def question_of(ctx: RequestContext, isolation: str | None) -> Question:
     rendering = render(document)
     text = rendering.text()
     chain = chain_of(text, seed)
-    conversation = conversation_of(chain, rendering.turn_bytes, 0)
-    return Question(ctx.model, ctx.tenant, chain, len(text), conversation, limit, silent, _session_of(document))
+    turn_pieces = turn_pieces_of(chain, rendering.turn_bytes)
+    return Question(ctx.model, ctx.tenant, chain, len(text), turn_pieces, limit, silent, _session_of(document))

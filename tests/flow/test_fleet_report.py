@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -167,6 +168,8 @@ async def test_the_command_shows_a_table_and_json(engine: ScriptedEngine, api: K
         public = await run("--url", gateway.url)
         assert isinstance(public.exception, ConfigurationError)
         assert "/fleet answered 404; a gateway with server.operator_port answers there only" in str(public.exception)
+        answered = public.exception and public.exception.__context__
+        assert isinstance(answered, HTTPError) and answered.fp.closed, "an answer that nobody reads keeps its socket"
 
 
 async def test_an_address_without_a_gateway_is_one_message(engine: ScriptedEngine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from serving.fleet.store import Endpoint
-from serving.routing.chain import chain_of, conversation_of
+from serving.routing.chain import chain_of, turn_pieces_of
 from serving.routing.choose import Chooser
 from serving.routing.question import Question
 from serving.routing.work import Ticket
@@ -36,8 +36,8 @@ def text(size_bytes: int, seed: object) -> bytes:
 
 def question(prompt: bytes = b"", *, turn_bytes: int = 0, tenant: str = "t", limit: int | None = 100) -> Question:
     chain = chain_of(prompt, 1)
-    conversation = conversation_of(chain, turn_bytes or len(prompt), 0)
-    return Question("m", tenant, chain, len(prompt), conversation, limit)
+    turn_pieces = turn_pieces_of(chain, turn_bytes or len(prompt))
+    return Question("m", tenant, chain, len(prompt), turn_pieces, limit)
 
 
 def chosen(chooser: Chooser, candidates: tuple[Endpoint, ...], asked: Question) -> Ticket:

@@ -92,7 +92,7 @@ def test_the_next_turn_is_told_by_what_is_new_in_it(pair: tuple[Gateway, Gateway
     longer = question(prompt + text(4_000, "and more"), turn_bytes=len(prompt))
     one.ask(longer)
     (begun,) = [record for record in one.tell(other) if record[:1] == b"B"]
-    assert len(begun) < 100
+    assert len(begun) < 160
     assert other.chooser.index.match(longer.chain).known == len(longer.chain)
 
 
@@ -316,20 +316,20 @@ def begun(number: int, parent: int, start: int, hashes: list[int]) -> bytes:
 
 def test_a_chain_that_contradicts_itself_is_not_taken(pair: tuple[Gateway, Gateway]) -> None:
     one, _ = pair
-    one.desk.hear(b"b", begun(1, 0, 0, [10, 11, 12, 13]))
+    chain = list(range(10, 30))
+    one.desk.hear(b"b", begun(1, 0, 0, chain))
     for number, record in enumerate(
         (
-            begun(2, 12, 2, [99]),  # 12 is the third piece, and not the second
-            begun(3, 11, 2, [10]),  # 10 is the first piece, and cannot come after the second
-            begun(4, 98, 1, [99]),  # nobody knows 98
-            begun(6, 13, 65535, [99]),  # no prompt is as long as that
+            begun(2, 17, 16, [99]),  # 17 is the eighth piece, and not the sixteenth
+            begun(3, 17, 8, [10]),  # 10 is the first piece, and cannot come after the eighth
+            begun(4, 98, 8, [99]),  # nobody knows 98
+            begun(6, 25, 65528, [99]),  # no prompt is as long as that
         ),
         1,
     ):
         one.desk.hear(b"b", record)
         assert one.desk.counts.unknown_beginning == number
-    assert one.chooser.index.match([10, 11, 12, 13]).known == 4
-    assert not one.chooser.index.knows(99)
+    assert one.chooser.index.match(chain).known == len(chain)
 
 
 def test_a_peer_takes_no_more_memory_than_the_index_may_have() -> None:
@@ -382,12 +382,14 @@ def test_a_load_that_counts_in_part_is_whole_requests() -> None:
 def test_an_index_takes_ends_only_behind_what_it_knows() -> None:
     index = PrefixIndex(1 << 20)
     cache, other = index.cache(1e9), index.cache(1e9)
-    hold = index.extend(cache, 0, 0, [1, 2, 3])
+    chain = list(range(1, 21))
+    hold = index.extend(cache, 0, 0, chain)
     assert hold is not None
-    assert hold.end == 3
-    deeper = index.extend(other, 2, 2, [9])
+    assert hold.end == 20
+    deeper = index.extend(other, 16, 16, [17, 99])
     assert deeper is not None
-    assert index.match([1, 2, 9]).depths() == {cache: 2, other: 3}
+    assert index.match([*chain[:17], 99]).depths() == {cache: 17, other: 18}
+    assert index.extend(other, 8, 99, [98]) is None
     index.release(hold, 0)
     index.release(deeper, 0)
     assert not cache.pinned

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from serving.core.context import Usage
 from serving.routing.chain import START, chain_of, covered_pieces
 from serving.routing.choose import Chooser
-from serving.routing.prefix import Hold, PrefixIndex
+from serving.routing.prefix import STRIDE, Hold, PrefixIndex
 from serving.routing.work import Choice
 from tests.routing.asking import Clock, chosen, endpoints, question, text
 
@@ -143,7 +143,7 @@ def test_a_prediction_that_was_too_high_forgets_all_that_is_older() -> None:
     assert left == [prompts[-1]]
 
 
-chains = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+chains = st.lists(st.integers(0, 2), min_size=1, max_size=3 * STRIDE)
 
 
 @settings(max_examples=200)
@@ -178,11 +178,15 @@ def test_whatever_is_held_and_released_the_books_are_right(steps: list[tuple[lis
 def _check(index: PrefixIndex, caches: list) -> None:  # type: ignore[type-arg]
     nodes = set(index._order)
     assert index._holders == sum(len(node.holders) for node in nodes)
-    assert len(index._nodes) == sum(len(node.hashes) for node in nodes)
+    assert index._pieces == sum(len(node.hashes) for node in nodes)
+    assert len(index._nodes) == sum(len(node.found_by()) for node in nodes)
     for node in nodes:
         assert node.holders
         assert node.parent is None or node.parent in nodes
-        assert all(index._nodes[piece] is node for piece in node.hashes)
+        assert all(index._nodes[key] is node for key in node.found_by())
+        assert {node.hashes[0], *(h for at, h in enumerate(node.hashes, node.start + 1) if at % STRIDE == 0)} == {
+            *node.found_by()
+        }
         if node.parent is not None:
             for cache in node.holders:
                 assert node.parent.holders[cache] == len(node.parent.hashes)

@@ -67,8 +67,9 @@ def test_one_process_holds_many_engines_that_fail_one_by_one() -> None:
         assert [entry["engine"] for entry in found if entry["faults"]] == [1, 3, 4] and len(found) == ENGINES
         body = {"prompt": "a", "max_tokens": 2}
         assert ask(f"{found[0]['url']}/v1/completions", body)["usage"]["completion_tokens"] == 2
-        with pytest.raises(urllib.error.HTTPError, match="500"):
+        with pytest.raises(urllib.error.HTTPError, match="500") as refused:
             ask(f"{found[1]['url']}/v1/completions", body)
+        refused.value.close()
         ask(f"{control}/sim/engines/2/faults", {"refuse": True})
         with pytest.raises(urllib.error.URLError, match="refused"):
             ask(f"{found[2]['url']}/health")

@@ -33,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
             tokens = json.load(answer)["usage"]["completion_tokens"]
     except urllib.error.HTTPError as error:
-        print(f"the engine answers {error.code}: {error.read(300).decode(errors='replace')}", file=sys.stderr)
+        with error:
+            print(f"the engine answers {error.code}: {error.read(300).decode(errors='replace')}", file=sys.stderr)
         return 1
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"no token yet: {error}", file=sys.stderr)
