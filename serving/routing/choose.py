@@ -29,8 +29,8 @@ ERROR_SHARE = 0.05
 """Of its time to first token, a prediction may be wrong by so much; costs that differ by less are the same."""
 UNKNOWN_SECONDS = 0.1
 """So long what other gateways have sent is not known yet. All of them see the same endpoint as the least loaded meanwhile."""
-UNKNOWN_ROOTS = 2.0
-"""How many times the root of a number it may be off."""
+LIGHT_ROOTS = 2.0
+"""What is known of how many requests an endpoint has may be off by so many times the root of their number."""
 COLD_SECONDS = 10.0
 """An endpoint that got a prompt that nobody had cached is not the first for another one within this time."""
 MANY = 24
@@ -321,7 +321,7 @@ class Chooser:
         error = ERROR_SHARE * scores.first[place]
         if self._desk is not None:
             # Requests like this one that may have come there since, give or take their root.
-            error += UNKNOWN_ROOTS * sqrt(arrivals_per_second * UNKNOWN_SECONDS) * scores.prefill[place]
+            error += sqrt(arrivals_per_second * UNKNOWN_SECONDS) * scores.prefill[place]
         most = least + error * objective.dollars_per_second
         close = [place for place, cost in enumerate(dollars) if cost <= most]
         if len(close) == 1:
@@ -441,13 +441,12 @@ class Chooser:
 def _one_of_several(looked_at: Sequence[tuple[Work, float, float]], worth: float) -> Ticket:
     """The same where other gateways choose at this moment, too: who is a little less loaded than others is so for all of them.
 
-    What is known of an endpoint's load may be wrong by some roots of the number of its requests. Among those that are as good
-    this gateway goes round.
+    Among those that are as good, as far as is known, this gateway goes round.
     """
     costs = [base + more * work.in_flight + worth * work.waiting_seconds for work, base, more in looked_at]
     least = min(costs)
     cheapest, _, more = looked_at[costs.index(least)]
-    most = least + UNKNOWN_ROOTS * more * (1.0 + sqrt(cheapest.in_flight))
+    most = least + LIGHT_ROOTS * more * (1.0 + sqrt(cheapest.in_flight))
     best, fewest = None, 0
     for (work, _, _), cost in zip(looked_at, costs, strict=True):
         if cost <= most:
