@@ -4,7 +4,7 @@ BIN := .venv/bin
 CHECKED := serving tests scripts benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help up check test soak fuzz lint catalog image setup-gateway setup-dev setup-engine setup-clients setup-tools catalog-snapshot lock clean
+.PHONY: help up check test soak fuzz lint catalog image setup-gateway setup-dev setup-engine setup-clients setup-tools setup-quantizer catalog-snapshot lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -15,12 +15,12 @@ up: setup-engine ## a real model on a real vLLM behind the gateway, in the foreg
 check: lint ## the fast loop: lint, types, layers, unit and flow tests but the slow ones
 	@$(BIN)/python -m pytest -m "not slow and not engine and not clients and not soak and not chart and not cluster" -q -n 4
 
-test: lint setup-clients setup-tools ## everything: the real engine, other people's clients, the chart and, where KUBECONFIG names one, a cluster
+test: lint setup-clients setup-tools setup-quantizer ## everything: the real engine, other people's clients, the chart and, where KUBECONFIG names one, a cluster
 	-@$(BIN)/python -m tests.flow.openai_schema
 	@$(BIN)/python -m pytest -m "not engine and not clients and not soak" -q -n 4
 	@$(BIN)/python -m pytest -m "(engine or clients) and not soak"
 
-soak: setup-dev setup-engine ## the long runs
+soak: setup-dev setup-engine setup-quantizer ## the long runs
 	@$(BIN)/python -m pytest -m soak -s
 
 fuzz: setup-dev ## ten minutes of made-up requests (FUZZ_SECONDS=… or FUZZ_INPUTS=…, FUZZ_SEED=… repeats a run)
@@ -52,6 +52,9 @@ setup-clients: setup-engine
 
 setup-tools: ## bring Helm, Prometheus, Redis and what builds images into the cache, for the tests
 	@$(PYTHON) scripts/tools.py
+
+setup-quantizer: setup-engine ## bring llm-compressor into the cache, for `serving quantize`
+	@$(PYTHON) scripts/setup_quantizer.py
 
 catalog-snapshot: setup-engine ## write the snapshot of the installed vLLM's flags, variables and metrics
 	@$(BIN)/serving snapshot

@@ -7,6 +7,7 @@ pool's tokens at the same price as the other's and at twice that, and with the f
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -36,7 +37,7 @@ DOLLARS_PER_SECOND = 0.011
 class Release:
     """The gateway's chooser over both pools, and the scaler of the elastic one."""
 
-    def __init__(self, elastic_price: float, *, seconds_only: bool, objective: str = "standard") -> None:
+    def __init__(self, elastic_price: float, *, seconds_only: bool, objective: str = "standard", policy: str = "cost") -> None:
         self.now = 0.0
         self.elastic_price = elastic_price
         self.fixed = tuple(_endpoint(f"fixed-{n}", "fixed") for n in range(FIXED))
@@ -47,6 +48,7 @@ class Release:
         self.chooser = Chooser(
             clock=lambda: self.now,
             seed=1,
+            policy=policy,
             machine=lambda endpoint: Machine(price if endpoint.pool == "elastic" else 0.0),
         )
         self.ready = 1
@@ -109,14 +111,20 @@ def _endpoint(name: str, pool: str) -> Endpoint:
 
 
 def release(
-    sessions: list[Session], elastic_price: float, *, seconds_only: bool, degraded: bool = False, seconds: float = 400.0
+    sessions: list[Session],
+    elastic_price: float,
+    *,
+    seconds_only: bool,
+    degraded: bool = False,
+    seconds: float = 400.0,
+    policy: str = "cost",
 ) -> tuple[float, Result]:
     """The bill in dollars of the whole run, and what the requests saw."""
     spec = EngineSpec()
     slow = replace(spec, prefill_tokens_per_second=8000.0, step_seconds=0.016, step_seconds_per_sequence=0.00024)
     specs = [slow if degraded else spec] * FIXED + [spec] * MOST_ELASTIC
     engines = [Engine(number, each) for number, each in enumerate(specs)]
-    router = Release(elastic_price, seconds_only=seconds_only)
+    router = Release(elastic_price, seconds_only=seconds_only, policy=policy)
     at: list[tuple[float, Callable[[], None]]] = []
     for step in range(1, int(seconds / SCALE_SECONDS)):
         at.append((step * SCALE_SECONDS, lambda now=step * SCALE_SECONDS: router.scale(now)))  # type: ignore[misc]
@@ -124,16 +132,41 @@ def release(
     return router.dollars(seconds), result
 
 
+POLICIES = (("cost", False), ("cost", True), ("least_loaded", True), ("session", True), ("round_robin", True))
+"""And whether they look at seconds only."""
+PRICES = (("same", 1.0, False), ("twice", 2.0, False), ("twice, fixed pool degraded", 2.0, True))
+SEEDS = (7, 8, 9)
+
+
 def main() -> None:
+    print("| trace | elastic price | policy | dollars | TTFT mean | p99 | e2e | finished |\n|---|---|---|---|---|---|---|---|")
     for name, trace in (("production", production), ("agentic", agentic)):
-        sessions = trace(0.75, 400.0, 7)
-        for words, price, degraded in (("same", 1.0, False), ("twice", 2.0, False), ("twice, fixed pool degraded", 2.0, True)):
-            for seconds_only in (True, False):
-                bill, result = release(sessions, price * DOLLARS_PER_SECOND, seconds_only=seconds_only, degraded=degraded)
-                policy = "seconds" if seconds_only else "seconds and dollars"
+        for words, price, degraded in PRICES:
+            for policy, seconds_only in POLICIES:
+                runs = [
+                    release(
+                        trace(0.75, 400.0, seed),
+                        price * DOLLARS_PER_SECOND,
+                        seconds_only=seconds_only,
+                        degraded=degraded,
+                        policy=policy,
+                    )
+                    for seed in SEEDS
+                ]
+                bills = [bill for bill, _ in runs]
+                means = [
+                    statistics.mean(measure(result) for _, result in runs)
+                    for measure in (
+                        lambda r: r.mean_ttft,
+                        lambda r: r.ttft_at(0.99),
+                        lambda r: r.mean_e2e,
+                        lambda r: float(r.finished),
+                    )
+                ]
+                shown = f"{policy}{', seconds only' if seconds_only and policy == 'cost' else ''}"
                 print(
-                    f"{name}, elastic price {words}: {policy}: {bill:.2f} dollars, TTFT mean {result.mean_ttft:.2f} s"
-                    f", p99 {result.ttft_at(0.99):.2f} s, e2e {result.mean_e2e:.1f} s, finished {result.finished}",
+                    f"| {name} | {words} | {shown} | {statistics.mean(bills):.1f} ({min(bills):.1f}-{max(bills):.1f}) | "
+                    f"{means[0]:.2f} s | {means[1]:.2f} s | {means[2]:.1f} s | {means[3]:.0f} |",
                     flush=True,
                 )
 

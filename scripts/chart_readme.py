@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from chart_values import Closed, Place, Pool, PoolScaling
+from chart_values import Closed, Place, Pool, PoolGate, PoolScaling
 
 INTRODUCTION = """# serving
 
@@ -41,7 +41,9 @@ def readme(values: str, schema: dict[str, Any]) -> str:
     ]
     text = INTRODUCTION + "\n".join(rows)
     text += "\n\nA place is exactly one of `pod: {}`, `node: {…}` and `claim: {…}`, with\n\n" + "\n".join(places)
-    text += "\n\n`autoscaling` has " + ", ".join(scaling) + ".\n\n## Values\n\n| Key | Default | Meaning |\n|---|---|---|\n"
+    gate = [f"- `gate.{name}`: {_plain(field.description or '')}" for name, field in PoolGate.model_fields.items()]
+    text += "\n\n`autoscaling` has " + ", ".join(scaling) + ".\n\n`gate` has\n\n" + "\n".join(gate)
+    text += "\n\n## Values\n\n| Key | Default | Meaning |\n|---|---|---|\n"
     return text + "\n".join(f"| `{key}` | {default} | {meaning} |" for key, default, meaning in _values(values)) + "\n"
 
 
@@ -61,9 +63,13 @@ def _pool_row(name: str, schema: dict[str, Any]) -> str:
 
 def _type(described: dict[str, Any]) -> str:
     if "$ref" in described:
-        return {"Place": "a place", "PoolScaling": "object", "EngineImage": "object", "Resources": "object"}[
-            described["$ref"].rpartition("/")[2]
-        ]
+        return {
+            "Place": "a place",
+            "PoolScaling": "object",
+            "PoolGate": "object",
+            "EngineImage": "object",
+            "Resources": "object",
+        }[described["$ref"].rpartition("/")[2]]
     if "enum" in described:
         return " or ".join(described["enum"])
     return {"string": "text", "integer": "number", "boolean": "true or false", "array": "list", "object": "map"}[

@@ -98,6 +98,19 @@ class PoolScaling(Closed):
     """Requests that want one engine; left out: the profile's max-num-seqs."""
 
 
+class PoolGate(Closed):
+    """What a new engine of the pool must pass before it gets requests."""
+
+    arguments: list[Text]
+    """Words for `serving gate run` behind the engine's address: its references, as files below /reports or addresses."""
+    spareNode: bool
+    """There is a free node (or its free devices) for one more engine: the new one comes before an old one goes."""
+    allowOutage: bool
+    """Of a pool with one engine: while the new one is judged, and after it failed, none serves."""
+    probes: ObjectName
+    """A ConfigMap whose key probes.json holds the known answers (`serving gate probes`) that gateways watch the pool by."""
+
+
 class Pool(Closed):
     name: Annotated[str, Field(pattern="^[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?$")]
     """At most 22 characters, since it is part of names."""
@@ -150,6 +163,8 @@ class Pool(Closed):
     """Engines that an upgrade or drained nodes may take away at once; 1 where it is left out."""
     autoscaling: PoolScaling
     """Replicas by demand, with KEDA; from and to none where minReplicas is 0."""
+    gate: PoolGate
+    """Engines are ready only when the gate's controller has judged their configuration; left out: no gate."""
     podAnnotations: Texts
     """More annotations for the engines' pods."""
 
@@ -273,6 +288,16 @@ class Autoscaling(Closed):
     refusedSeconds: Annotated[int, Field(ge=30, le=3600)]
 
 
+class Gate(Closed):
+    eject: bool
+    replicas: AtLeastOne
+    reportsClaim: str
+    runSeconds: Annotated[int, Field(ge=60, le=86_400)]
+    resources: Resources
+    nodeSelector: Texts
+    tolerations: list[Toleration]
+
+
 class Reach(Closed):
     to: list[Free]
     ports: Annotated[list[Port], Field(min_length=1)]
@@ -288,6 +313,7 @@ class NetworkPolicy(Closed):
     limitStore: Reach
     traces: Reach
     gatewayEgress: list[Free]
+    gateEgress: list[Free]
 
 
 class Account(Closed):
@@ -309,6 +335,8 @@ class PodMonitor(Closed):
 class Rules(Closed):
     enabled: bool
     labels: Texts
+    runbooks: Annotated[str, Field(pattern='^[^\\s"]+$')]
+    grafana: Annotated[str, Field(pattern='^(https?://[^\\s"]+)?$')]
 
 
 class Dashboard(Closed):
@@ -333,6 +361,7 @@ class Values(Closed):
     security: Security
     gateway: Gateway
     autoscaling: Autoscaling
+    gate: Gate
     networkPolicy: NetworkPolicy
     serviceAccount: Account
     engineServiceAccount: Account
@@ -343,6 +372,7 @@ class Values(Closed):
 REQUIRED = {"Pool": ["name", "profile"], "NodeFolder": ["path"], "Claim": ["name", "accessMode"], "ParentRef": ["name"]}
 """All else has a default in values.yaml, or may be left out."""
 REQUIRED["PoolScaling"] = ["minReplicas", "maxReplicas"]
+REQUIRED["PoolGate"] = ["arguments"]
 
 
 def values_schema(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Writes what the chart takes from elsewhere: rendered profiles, the pods' programs, the schema of its values, its README.
+"""Writes what the chart takes from elsewhere: rendered profiles, the pods' programs, the schema of its values, its README; and
+the dashboards and rules, which also stand in deploy/observability.
 
-Run it with `make catalog` after a change of configs/, of serving/settings.py or of a pod's program; a test fails while the files
-differ from what this would write.
+Run it with `make catalog` after a change of configs/, of serving/settings.py, of a pod's program or of scripts/boards; a test
+fails while the files differ from what this would write.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from serving.catalog.render import render_profile
 from serving.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import boards.render
 from chart_readme import chart_readme
 from chart_values import values_schema
 
@@ -23,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py", "pod/first_token.py", "pod/wait_for_memory.py")
 SECTIONS = (
-    *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "auth", "tenants", "database"),
-    *("ledger", "prices", "routing", "peers", "logging", "tracing"),
+    *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "quality", "auth", "tenants"),
+    *("database", "ledger", "prices", "routing", "peers", "logging", "tracing"),
 )
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
@@ -41,6 +43,7 @@ OF_THE_CHART = {
     "LedgerSettings": ("spill_dir",),
     "RoutingSettings": ("explain_key",),
     "PeerSettings": ("host", "addresses", "bind_host", "port", "secret", "secret_file"),
+    "QualitySettings": ("references", "eject"),
 }
 """Fields that the chart sets by itself, or that are secrets or files, which values cannot bring."""
 
@@ -55,7 +58,7 @@ def files() -> dict[Path, str]:
     schema = values_schema(settings_definitions())
     made[CHART / "values.schema.json"] = _json(schema)
     made[CHART / "README.md"] = chart_readme(CHART, schema)
-    return made
+    return made | boards.render.files(ROOT)
 
 
 def settings_definitions() -> dict[str, Any]:

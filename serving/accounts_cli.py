@@ -299,7 +299,7 @@ def _csv(dimensions: Sequence[str], records: Sequence[dict[str, Any]]) -> str:
     """With a header, also where there are no rows; what is unknown is empty."""
     from serving.tenancy.usage import UsageRow
 
-    names = [*dimensions, *(name for name in UsageRow.__dataclass_fields__ if name != "group"), "dollars"]
+    names = [*dimensions, *(name for name in UsageRow.__dataclass_fields__ if name != "group"), "dollars", "machine_dollars"]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
@@ -314,6 +314,7 @@ _SHOWN = {
     "output_tokens": "output tokens",
     "seconds": "seconds",
     "dollars": "dollars",
+    "machine_dollars": "machine dollars",
     "estimated": "estimated",
     "tokens_unknown": "tokens unknown",
     "dollars_unknown": "dollars unknown",
@@ -331,7 +332,7 @@ def _print_usage(dimensions: Sequence[str], records: Sequence[dict[str, Any]]) -
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "unknown"
-    if name == "dollars":
+    if name in ("dollars", "machine_dollars"):
         return f"{value:,.6f}"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,40 +28,57 @@ from serving.api.named import Named
 from serving.api.protocol import Connection
 from serving.api.routes import create_api, create_operator_api
 from serving.api.tls import ReloadedCertificate
+from serving.api.ui import Files, Playground, own_names, why_no_playground
+from serving.api.ui_board import Board
+from serving.api.ui_state import throughput_said
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.routes import ROUTES
+from serving.cost.bill import Bill, PoolKey
+from serving.cost.costs import Costs
+from serving.cost.hardware import Machines, catalog_targets, targets_of
 from serving.engines.api_server import ApiServer
 from serving.engines.exchange import AnswerTimedOut, ConnectTimedOut, WireError
 from serving.engines.machine import require_free_port
 from serving.engines.relay import Relay
 from serving.fleet.breaker import BreakerState, Fault
 from serving.fleet.dns import Discovery
+from serving.fleet.engine_load import EngineLoad
 from serving.fleet.health import Health
+from serving.fleet.known_answers import QUALITY_HEADER, read_reference
 from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
 from serving.fleet.peers import Peers, require_free_peer_port
 from serving.fleet.probe import Probe, ProbeFailed
-from serving.fleet.report import FleetReport, fleet_report
+from serving.fleet.quality import QualityWatch
+from serving.fleet.report import DollarReport, FleetReport, fleet_report
 from serving.fleet.store import Endpoint, EndpointState, EndpointStatus, Fleet
 from serving.fleet.token_request import TOKEN_HEADER, TokenRequest
+from serving.model_settings import adapters_of
 from serving.observability.logs import LineWriter, RequestLog, set_up_logging
 from serving.observability.metrics import Metrics
+from serving.observability.series import fleet as series
+from serving.observability.series import money, requests
+from serving.observability.series.quality import STATE as QUALITY_STATE
+from serving.observability.series.tenants import LIMIT, LIMIT_LEFT
+from serving.observability.window import Ledgers, Said, Window
 from serving.pipeline import Pipeline
+from serving.routing.choose import Chooser
 from serving.routing.explain import Explain
-from serving.routing.models import public_models
+from serving.routing.models import PublicModel, public_models
 from serving.routing.news import peer_reports
 from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
 from serving.routing.setup import chooser_of
-from serving.settings import LimitSettings, Settings, TracingSettings, kubernetes_access, own_namespace
+from serving.settings import LimitSettings, Settings, TracingSettings, catalog_dir, kubernetes_access, own_namespace
 from serving.tenancy.accounts import Accounts, check_accounts
 from serving.tenancy.capacity import Capacity
 from serving.tenancy.claims import Claims
 from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.limits import Admission
 from serving.tenancy.prices import Prices
+from serving.tenancy.probe_costs import ProbeCosts
 from serving.tenancy.quotas import LocalQuotas
-from serving.tenancy.readings import QueueReadings, limits_left
+from serving.tenancy.readings import QueueReadings, limits_left, limits_set
 from serving.tenancy.slots import Slots
 
 if TYPE_CHECKING:
@@ -78,8 +95,13 @@ class Gateway:
         self.settings = settings
         self.draining = False
         self.metrics = Metrics()
+        adapters = adapters_of(settings.models)
         fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, slots=e.slots) for e in settings.endpoints]
-        self.fleet = Fleet(fixed, models={pool.model: pool.tasks for pool in settings.pools}, settings=settings.health)
+        pool_models = {pool.model: pool.tasks for pool in settings.pools}
+        self.fleet = Fleet(fixed, models=pool_models, settings=settings.health, adapters=adapters)
+        self.machines = Machines(settings, catalog_targets(catalog_dir(), targets_of(settings)))
+        self.costs = Costs(self.machines)
+        self.bill = Bill(self._endpoints_by_pool, self.machines)
         self.relay = Relay(settings.relay)
         self.health = Health(self.fleet, settings.health, ejected=self._ejected)
         self.probe = Probe(
@@ -99,23 +121,40 @@ class Gateway:
             failed=lambda pool: self.metrics.discovery_failures.add((pool,)),
         )
         self.kubernetes = self._kubernetes_discovery()
-        self.load_reader = LoadReader(
-            self.fleet, self._get, settings.engine_load, failed=lambda pool: self.metrics.load_failures.add((pool,))
-        )
         estimates = TokenEstimates()
         self.quotas = _quotas(settings, self.metrics)
-        self.slots = _slots(settings, self.fleet, self.metrics)
+        self.chooser = chooser_of(
+            settings.routing,
+            lambda: self.fleet.snapshot.ramping,
+            lambda pool, target: self.machines.of(pool, target).dollars_per_second,
+        )
+        self.slots = _slots(settings, self.fleet, self.chooser, self.metrics)
         self.admission = Admission(
             settings.limits,
             quotas=self.quotas,
             claims=_claims(settings, estimates),
-            slots=self.slots,
+            slots=self.slots | {adapter: self.slots[model] for adapter, model in adapters.items() if model in self.slots},
             refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
         )
-        self.chooser = chooser_of(settings.routing, lambda: self.fleet.snapshot.ramping)
         self.desk = self.chooser.join(silence_seconds=settings.peers.silence_seconds) if settings.peers.on else None
         self.chooser.know(fixed)
         self.peers = None if self.desk is None else Peers(settings.peers, self.desk)
+        self.load_reader = LoadReader(
+            self.fleet,
+            self._get,
+            settings.engine_load,
+            failed=lambda pool: self.metrics.load_failures.add((pool,)),
+            in_flight=self.chooser.in_flight,
+            heard=self._engine_said,
+            missed=lambda endpoint: self.chooser.miss(endpoint, settings.engine_load.stale_seconds),
+        )
+        self.quality = QualityWatch(
+            self.fleet,
+            self._post_quality,
+            settings.quality,
+            {pool: read_reference(path) for pool, path in settings.quality.references.items()},
+            probed=ProbeCosts(self.metrics, settings.prices).probed,
+        )
         self.retry_budget = RetryBudget(settings.relay.retry_budget)
         self.tracing = _tracing(settings.tracing, self.metrics)
         self.accounts = Accounts(settings, self.metrics)
@@ -137,9 +176,13 @@ class Gateway:
             settings=settings.relay,
             objectives=Objectives(settings.routing),
             explain=Explain(settings.routing.explain_key),
+            costs=self.costs,
+            prices=_prices(settings),
             tracing=self.tracing,
             ledger=self.accounts.ledger,
         )
+        ledgers = Ledgers(self.bill.dollars, self.costs.used, self.costs.failed)
+        self.window = Window(self.metrics, ledgers=ledgers, said=self._said)
         own_address = settings.server.operator_port is not None
         api = create_api(
             models=models,
@@ -152,21 +195,49 @@ class Gateway:
             published=settings if settings.server.openapi else None,
         )
         api.router.lifespan_context = self._lifespan
-        self.operator_api = Named(
-            create_operator_api(
-                models=models,
-                fleet=self.fleet,
-                identities=identities,
-                metrics=self.metrics,
-                report=self._report,
-                draining=lambda: self.draining,
-            )
+        operator_api = create_operator_api(
+            models=models,
+            fleet=self.fleet,
+            identities=identities,
+            metrics=self.metrics,
+            report=self._report,
+            draining=lambda: self.draining,
         )
-        self.edge = Edge(Named(api), self.pipeline, settings.limits, settings.relay)
+        self.operator_api = self._with_page(operator_api, models) if own_address else Named(operator_api)
+        own_api = Named(api) if own_address else self._with_page(api, models)
+        self.edge = Edge(own_api, self.pipeline, settings.limits, settings.relay)
         origins = settings.server.cors_origins
         self.application: Asgi = Cors(self.edge, origins) if origins else self.edge
         """What the server runs."""
         self._gauges()
+
+    def _with_page(self, api: Asgi, models: Mapping[str, PublicModel]) -> Asgi:
+        """An application and, beside its routes, the page `/ui`."""
+        why_closed = why_no_playground(self.settings)
+        board = Board(
+            self.settings,
+            fleet=self.fleet,
+            models=models,
+            report=self._report,
+            window=self.window,
+            errors=self.pipeline.last_errors,
+            condition=self._condition,
+            in_flight=lambda: self.pipeline.in_flight,
+            waiting=lambda: sum(slots.queue.requests for slots in self.slots.values()),
+            why_closed=why_closed,
+        )
+        files = Named(Files(api, board.state))
+        return Playground(files, lambda: self.edge, why_closed=why_closed, own_names=own_names(self.settings))
+
+    def _condition(self) -> str:
+        """What `/readyz` says."""
+        if self.draining:
+            return "draining"
+        return "ready" if self.fleet.snapshot.any_ready and self.accounts.identities.is_ready else "not ready"
+
+    def _engine_said(self, endpoint: Endpoint, load: EngineLoad, in_flight: int) -> None:
+        self.chooser.hear(endpoint, load, in_flight)
+        self.costs.hear(endpoint, load)
 
     async def _get(self, url: str, path: str, *, timeout_seconds: float) -> tuple[int, bytes]:
         try:
@@ -175,13 +246,21 @@ class Gateway:
             raise _probe_failure(error) from None
 
     async def _post(self, url: str, request: TokenRequest, *, timeout_seconds: float) -> tuple[int, bytes]:
+        return await self._post_marked(url, request, TOKEN_HEADER, timeout_seconds)
+
+    async def _post_quality(self, url: str, request: TokenRequest, *, timeout_seconds: float) -> tuple[int, bytes]:
+        return await self._post_marked(url, request, QUALITY_HEADER, timeout_seconds)
+
+    async def _post_marked(
+        self, url: str, request: TokenRequest, header: tuple[bytes, bytes], timeout_seconds: float
+    ) -> tuple[int, bytes]:
         try:
             return await self.relay.post(
                 url,
                 request.path,
                 request.body,
                 content_type=request.content_type,
-                header=TOKEN_HEADER,
+                header=header,
                 timeout_seconds=timeout_seconds,
             )
         except WireError as error:
@@ -203,46 +282,85 @@ class Gateway:
         )
 
     def _report(self) -> FleetReport:
+        view = self.window.look()
+
+        def dollars(e: Endpoint) -> DollarReport:
+            money = view.money([(e.model, e.pool, e.target)])
+            return DollarReport(self.machines.of(e.pool, e.target).dollars_per_hour, money.per_million_output_tokens)
+
+        peers = None if self.peers is None or self.desk is None else peer_reports(self.peers.heard, self.desk)
+        return fleet_report(self.fleet, self._pools(), self.chooser.in_flight, self.chooser.speed, dollars, peers)
+
+    def _said(self) -> Said | None:
+        return throughput_said(fleet_report(self.fleet, self._pools(), self.chooser.in_flight))
+
+    def _pools(self) -> list[tuple[str, str, str]]:
+        """Names, models and targets of those that are set."""
         pools = {(e.pool, e.model, e.target): None for e in self.settings.endpoints}
         pools |= {(pool.name, pool.model, pool.target): None for pool in self.settings.pools}
-        peers = None if self.peers is None or self.desk is None else peer_reports(self.peers.heard, self.desk)
-        return fleet_report(self.fleet, list(pools), self.chooser.in_flight, peers=peers)
+        return list(pools)
 
     def _gauges(self) -> None:
         metrics = self.metrics
-        metrics.before_scrape = self.pipeline.publish
+        metrics.before_scrape = self._bring_up_to_now
         metrics.on_scrape(metrics.in_flight, lambda: self.pipeline.in_flight)
         metrics.on_scrape(metrics.open_leases, lambda: self.admission.open_leases)
         metrics.on_scrape(metrics.engine_connections, lambda: self.relay.open_connections)
         metrics.on_scrape(metrics.draining, lambda: float(self.draining))
-        metrics.watch_endpoints(
+        metrics.watch(
+            series.ENDPOINT_READY,
             lambda: (
                 ((e.model, e.pool, e.target, e.name), float(status.state is EndpointState.READY))
                 for status in self.fleet.snapshot.statuses.values()
                 if status.state is not EndpointState.UNKNOWN and (e := status.endpoint)
-            )
+            ),
         )
-        metrics.watch_breakers(
+        metrics.watch(
+            series.ENDPOINT_BREAKER,
             lambda: (
                 ((e.model, e.pool, e.target, e.name, state), float(status.breaker is state))
                 for status in self.fleet.snapshot.statuses.values()
                 for state in BreakerState
                 if (e := status.endpoint)
-            )
+            ),
         )
-        metrics.watch_pools(self._ready_by_pool)
-        metrics.watch_running(self._running_by_pool)
+        metrics.watch(series.ENDPOINT_IN_FLIGHT, self._in_flight)
+        metrics.watch(series.READY_ENDPOINTS, self._ready_by_pool)
+        metrics.watch(series.RUNNING_REQUESTS, self._running_by_pool)
+        metrics.watch(
+            QUALITY_STATE,
+            lambda: (
+                ((e.model, e.pool, e.target, e.name), float(status.answers_rightly))
+                for status in self.fleet.snapshot.statuses.values()
+                if status.answers_rightly is not None and (e := status.endpoint)
+            ),
+        )
         metrics.watch_loads(self._loads)
+        metrics.watch(series.POOL_INFO, lambda: ((key, 1.0) for key in self.bill.endpoints))
+        metrics.watch(money.ACCELERATORS, self.bill.accelerators)
+        metrics.watch(money.ACCELERATORS_PER_NODE, self.bill.accelerators_per_node)
+        metrics.watch(money.ACCELERATOR_PRICE, self.bill.prices)
+        metrics.watch(money.BILL_DOLLARS, self.bill.dollars)
+        metrics.watch(money.POWER, self.bill.watts)
+        metrics.watch(money.USED_DOLLARS, self.costs.used)
+        metrics.watch(money.FAILED_DOLLARS, self.costs.failed)
         queues = QueueReadings(self.settings, self.fleet, self.slots)
-        metrics.watch_queues(queues.waiting, queues.capacity, queues.in_use)
+        metrics.watch(requests.QUEUED, queues.waiting)
+        metrics.watch(requests.SLOTS, queues.capacity)
+        metrics.watch(requests.SLOTS_IN_USE, queues.in_use)
+        metrics.watch(requests.OBJECTIVE_SECONDS, self.pipeline.objectives.rows)
         tenants, quotas = self.accounts.identities.tenants, self.quotas
-        metrics.watch_limits(lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
+        metrics.watch(LIMIT, lambda: limits_set(self.settings.tenants, tenants, self.admission))
+        metrics.watch(LIMIT_LEFT, lambda: limits_left(self.settings.tenants, tenants, self.admission, quotas))
         if not isinstance(quotas, LocalQuotas):
             metrics.watch_limit_store(lambda: quotas.is_up)
         metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
         if (peers := self.peers) is not None and (desk := self.desk) is not None:
             tally = peers.tally
             metrics.watch_peers(lambda: len(peers.heard), tally.by_result, lambda: tally.refused.items(), desk.counts.by_result)
+        for key in self.bill.endpoints:
+            metrics.tokens.row(key)
+            self.costs.open(key)
         for pool in self.settings.pools:
             metrics.discovery_failures.add((pool.name,), 0)
             # From zero, so that the first request that finds no engine shows as an increase: it asks for one to be started.
@@ -261,6 +379,30 @@ class Gateway:
             value = getattr(load, figure) if load is not None else None
             if value is not None:
                 yield (e.model, e.pool, e.target, e.name), value
+
+    def _bring_up_to_now(self) -> None:
+        """Before a scrape."""
+        self.pipeline.publish()
+        self.costs.look()
+        self.bill.look()
+
+    def _endpoints_by_pool(self) -> dict[PoolKey, int]:
+        """How many endpoints there are by model, pool and target, those that get no requests included: they are paid as well."""
+        counts = {(e.model, e.pool, e.target): 0 for e in self.settings.endpoints}
+        targets = {pool.name: pool.target for pool in self.settings.pools}
+        counts |= {(pool.model, pool.name, pool.target): 0 for pool in self.settings.pools}
+        for status in self.fleet.snapshot.statuses.values():
+            e = status.endpoint
+            counts[e.model, e.pool, e.target] += 1
+        for withheld in self.fleet.withheld.values():
+            for each in withheld:
+                counts[each.model, each.pool, targets[each.pool]] += 1
+        return counts
+
+    def _in_flight(self) -> Iterable[tuple[tuple[str, ...], float]]:
+        for status in self.fleet.snapshot.statuses.values():
+            e = status.endpoint
+            yield (e.model, e.pool, e.target, e.name), self.chooser.in_flight(e.name)
 
     def _ready_by_pool(self) -> Iterable[tuple[tuple[str, str], float]]:
         return self._by_pool(lambda status: status.state is EndpointState.READY)
@@ -282,8 +424,10 @@ class Gateway:
         self.chooser.know(endpoints.values())
         self.health.retain(endpoints.values())
         self.relay.retain({endpoint.url for endpoint in endpoints.values()})
+        self.costs.retain(endpoints)
+        self.bill.look()
         counted = endpoints.keys() | set(self.fleet.departed)
-        for counter in (self.metrics.attempts, self.metrics.ejections):
+        for counter in (self.metrics.attempts, self.metrics.ejections, self.metrics.endpoint_output_tokens):
             counter.retain(lambda labels: labels[1] in counted)
         for endpoint in endpoints.values():
             self._count_from_zero(endpoint.pool, endpoint.name)
@@ -293,6 +437,7 @@ class Gateway:
             self.metrics.attempts.add((pool, endpoint, result), 0)
         for fault in Fault:
             self.metrics.ejections.add((pool, endpoint, fault), 0)
+        self.metrics.endpoint_output_tokens.add((pool, endpoint), 0)
 
     def _ejected(self, endpoint: Endpoint, fault: Fault) -> None:
         self.probe.look_soon(endpoint)  # most often its process is gone, and what comes next need not wait
@@ -304,7 +449,17 @@ class Gateway:
             self.tracing.start()
         kubernetes, peers = self.kubernetes or contextlib.nullcontext(), self.peers or contextlib.nullcontext()
         await self.accounts.start()
-        async with self.quotas, self.relay, self.probe, self.discovery, kubernetes, self.load_reader, peers:
+        async with (
+            self.quotas,
+            self.relay,
+            self.probe,
+            self.discovery,
+            kubernetes,
+            self.load_reader,
+            self.window,
+            self.quality,
+            peers,
+        ):
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
                 yield
@@ -336,15 +491,24 @@ def _quotas(settings: Settings, metrics: Metrics) -> LocalQuotas | SharedQuotas:
 
 def _claims(settings: Settings, estimates: TokenEstimates) -> Claims:
     """Counts dollars only where there are prices."""
-    prices = settings.prices if settings.prices.models or settings.prices.pools else None
     pools: dict[str, set[str]] = {}
     for model, pool in (*((e.model, e.pool) for e in settings.endpoints), *((p.model, p.name) for p in settings.pools)):
         pools.setdefault(model, set()).add(pool)
-    return Claims(estimates, None if prices is None else Prices(prices), pools)
+    for adapter, model in adapters_of(settings.models).items():
+        pools[adapter] = pools.get(model, set())
+    return Claims(estimates, _prices(settings), pools)
 
 
-def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slots]:
+def _prices(settings: Settings) -> Prices | None:
+    """What tenants are charged, where that is set."""
+    return Prices(settings.prices) if settings.prices.models or settings.prices.pools else None
+
+
+def _slots(settings: Settings, fleet: Fleet, chooser: Chooser, metrics: Metrics) -> dict[str, Slots]:
     """Those of the models whose endpoints have any."""
+
+    def capacity(model: str) -> Capacity:
+        return Capacity(fleet, model, chooser.slots_at, lambda: chooser.slots_changed)
 
     def waited(model: str) -> Callable[[float], None]:
         return lambda seconds: metrics.queue_seconds.observe((model,), seconds)
@@ -352,7 +516,7 @@ def _slots(settings: Settings, fleet: Fleet, metrics: Metrics) -> dict[str, Slot
     models = [e.model for e in settings.endpoints if e.slots is not None] + [
         p.model for p in settings.pools if p.slots is not None
     ]
-    return {model: Slots(settings.limits.queue, Capacity(fleet, model), waited=waited(model)) for model in models}
+    return {model: Slots(settings.limits.queue, capacity(model), waited=waited(model)) for model in models}
 
 
 def _tracing(settings: TracingSettings, metrics: Metrics) -> Tracing | None:

@@ -15,6 +15,9 @@ from serving.catalog_commands import register as register_catalog_commands
 from serving.core.errors import ConfigurationError
 from serving.explain_cli import explain
 from serving.fleet_command import fleet
+from serving.gate.checkpoints.commands import quantize
+from serving.gate.commands import app as gate_app
+from serving.gatekeeper.commands import register as register_gatekeeper_commands
 from serving.replay.commands import app as replay_app
 
 if TYPE_CHECKING:
@@ -39,10 +42,13 @@ accounts_cli.register(app)
 
 
 app.command()(explain)
+app.command()(quantize)
 
 
 register_catalog_commands(app)
 app.add_typer(replay_app)
+app.add_typer(gate_app)
+register_gatekeeper_commands(gate_app)
 
 
 @app.command()

@@ -26,8 +26,8 @@ class LimitStoreSettings(Section):
     key_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")] = "serving"
     """Before all keys, so that several releases can use one Redis."""
     when_down: Literal["local_share", "closed"] = "local_share"
-    """While the store cannot be asked: `local_share` lets each gateway allow its part of every limit (the limit divided by
-    `replicas`, at least one), `closed` answers requests of limited tenants 503."""
+    """While the store cannot be asked: `local_share` lets each gateway allow its part of what is left of every limit (divided by
+    `replicas`; a minute later at least one), `closed` answers requests of limited tenants 503."""
     replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """How many gateways use the store; what `local_share` divides by."""
     timeout_seconds: Annotated[float, Field(gt=0, le=0.1)] = 0.1

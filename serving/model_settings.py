@@ -202,6 +202,8 @@ class ModelSettings(Section):
 
     alias_of: ModelName | None = None
     """The name is another one of that model."""
+    adapter_of: ModelName | None = None
+    """It is a LoRA adapter of that model. Engines of the model that list it in their `/v1/models` serve it."""
     fallbacks: Annotated[tuple[ModelName, ...], Field(max_length=MOST_FALLBACKS)] = ()
     """Models that stand in for this one, best first, when none of its engines can serve. They are not followed further."""
     reasoning_field: ReasoningField | None = None
@@ -214,6 +216,8 @@ class ModelSettings(Section):
     def _alias_or_model(self) -> ModelSettings:
         if self.alias_of is not None and self.fallbacks:
             raise ValueError("is an alias and has fallbacks; give them to the model that it stands for")
+        if self.alias_of is not None and self.adapter_of is not None:
+            raise ValueError("is an alias and an adapter; an alias of an adapter needs alias_of only")
         return self
 
 
@@ -231,6 +235,8 @@ def check_models(models: Mapping[str, ModelSettings], endpoints: Mapping[str, st
                     f"models.{name}.alias_of: the endpoint {endpoints[name]} serves a model of that name; an alias needs its own"
                 )
             _check_alias(name, models, known)
+        if model.adapter_of is not None:
+            _check_adapter(name, model.adapter_of, models, endpoints)
     for name, model in models.items():
         seen = {name}
         for place, fallback in enumerate(model.fallbacks):
@@ -249,6 +255,23 @@ def _check_alias(name: str, models: Mapping[str, ModelSettings], known: Collecti
         if model.alias_of in way:
             raise ValueError(f"models.{name}.alias_of: goes round in a circle: {' → '.join([*way, model.alias_of])}")
         way.append(model.alias_of)
+
+
+def _check_adapter(name: str, base: str, models: Mapping[str, ModelSettings], endpoints: Mapping[str, str]) -> None:
+    path = f"models.{name}.adapter_of"
+    if name in endpoints:
+        raise ValueError(
+            f"{path}: the endpoint {endpoints[name]} serves {name!r} as a model; an adapter has no endpoints of its own"
+        )
+    if base not in endpoints:
+        behind = models.get(base, ModelSettings())
+        hint = f"; {base!r} is an adapter itself" if behind.adapter_of else f"; {base!r} is an alias" if behind.alias_of else ""
+        raise ValueError(f"{path}: no endpoint serves {base!r}; name the model whose engines have it{hint}")
+
+
+def adapters_of(models: Mapping[str, ModelSettings]) -> dict[str, str]:
+    """The model of each LoRA adapter, by the adapter's name."""
+    return {name: model.adapter_of for name, model in models.items() if model.adapter_of is not None}
 
 
 def _check_known(path: str, name: str, known: Collection[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -33,6 +33,8 @@ from serving.core.errors import (
 )
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 from serving.core.routes import supported
+from serving.cost.costs import Costs
+from serving.cost.machine_time import Stay
 from serving.engines.body import is_repeatable, prepare, understand
 from serving.engines.exchange import (
     AnswerTimedOut,
@@ -52,6 +54,7 @@ from serving.engines.view import AnswerView, WholeView, view_of, view_of_whole
 from serving.fleet.health import Health
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, Fleet
+from serving.observability.last_errors import LastErrors
 from serving.observability.logs import RequestLog, stamp_now
 from serving.observability.metrics import Metrics
 from serving.routing.choose import STANDARD, Chooser
@@ -66,6 +69,7 @@ from serving.tenancy.estimates import TokenEstimates
 from serving.tenancy.identities import Identities
 from serving.tenancy.ledger import Ledger
 from serving.tenancy.limits import Admission, Lease
+from serving.tenancy.prices import NANODOLLARS, Prices
 from serving.tenancy.tenants import Identity, Tenant
 
 if TYPE_CHECKING:
@@ -83,7 +87,7 @@ SERVED_MODEL_HEADER = b"x-served-model"
 _HEADER_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
 """Of the visible ASCII characters all but the sign that escapes the others."""
 MOST_ATTEMPTS = 3
-"""Of one request at one model, with those at connections that had ended already."""
+"""Of one request at one model, with those at connections that had ended already or were never made."""
 PUBLISH_SECONDS = 0.02
 PUBLISH_REQUESTS = 200
 """How long, and how many, ended requests wait to be published; the most that are then a burst of about 3 ms."""
@@ -120,6 +124,8 @@ class Pipeline:
         settings: RelaySettings,
         objectives: Objectives,
         explain: Explain,
+        costs: Costs,
+        prices: Prices | None = None,
         tracing: Tracing | None = None,
         ledger: Ledger | None = None,
         clock: Clock = monotonic,
@@ -136,8 +142,10 @@ class Pipeline:
         self._request_log = request_log
         self._estimates = estimates
         self._retry_budget = retry_budget
-        self._objectives = objectives
+        self.objectives = objectives
         self._explain = explain
+        self._costs = costs
+        self._prices = prices
         self._max_attempts = settings.max_attempts
         self._request_timeout_seconds = settings.request_timeout_seconds
         self._form_buffer_bytes = settings.form_buffer_bytes
@@ -145,6 +153,7 @@ class Pipeline:
         self._ledger = ledger
         self._clock = clock
         self.in_flight = 0
+        self.last_errors = LastErrors()
         self._unpublished: list[Passage] = []
 
     async def serve(self, ctx: RequestContext, incoming: Incoming, outgoing: Outgoing) -> None:
@@ -171,12 +180,16 @@ class Pipeline:
                 model = self._find_model(ctx, tenant, understand(ctx, tenant.parameters))
                 passage.isolation = self._identities.cache_salt(tenant.isolation_group, ctx.document.get("cache_salt"))
                 prepare(ctx, passage.isolation)
-            objective = passage.objective = self._objectives.of(
+            objective = passage.objective = self.objectives.of(
                 ctx.asked_class if tenant.may_use_class_header else None, tenant.priority, model
             )
+            if ctx.trace is not None:
+                ctx.trace.admit_began = self._clock()
             lease = passage.lease = self._admission.admit()
             if self._admission.counts(ctx, tenant):
                 await self._admission.enter(lease, ctx, tenant, objective.name)
+            if ctx.trace is not None:
+                ctx.trace.admit_ended = self._clock()
             self._retry_budget.request()
             try:
                 answer = await self._in_time(ctx, self._first_byte(passage, self._max_attempts))
@@ -188,12 +201,13 @@ class Pipeline:
                 answer.headers.append((SERVED_MODEL_HEADER, quote(ctx.model, safe=_HEADER_SAFE).encode("ascii")))
             await self._relay_answer(passage, answer, outgoing)
         except RequestError as error:
-            ctx.status, ctx.outcome = error.status, Outcome(error.outcome)
+            ctx.status, ctx.outcome, ctx.error_code = error.status, Outcome(error.outcome), error.error_code or ""
             if not ctx.attempts and not isinstance(error, ClientGone):
                 self._metrics.rejections.add((error.error_code or "invalid_request",))
             raise
         except AnswerCut as cut:
             ctx.outcome = _CUT_BY.get(type(cut.error), Outcome.TRUNCATED)
+            ctx.error_code = cut.error.error_code or ""
             raise
         except asyncio.CancelledError:
             if not passage.settled:
@@ -288,7 +302,7 @@ class Pipeline:
         repeatable = is_repeatable(ctx)
         error: RequestError | None = None
         tried: set[str] = set()
-        again = stale = False
+        again = untaken = False
         ticket = self._choose(passage, tried)
         while ticket is not None:
             endpoint = ticket.endpoint
@@ -309,6 +323,8 @@ class Pipeline:
             else:
                 if passage.answer.is_stream:
                     self._chooser.first_token(ticket)
+                    if passage.stay is not None:
+                        self._costs.first_token(passage.stay)
                 return passage.answer
             if not again:
                 if not isinstance(error, MENDED_ELSEWHERE):
@@ -316,26 +332,20 @@ class Pipeline:
                 ticket = self._choose(passage, tried)
             if ctx.rest is not None and ctx.rest.begun:
                 repeatable = False
-            stale = stale or again
-            # A connection that had ended already was no try of an engine; of those that follow it one is free.
-            most = max(limit, min(limit + 1, MOST_ATTEMPTS)) if stale else limit
+            untaken = untaken or again or not taken
+            # A connection that had ended already, or was never made, was no try of an engine: of what follows it one is free.
+            most = max(limit, min(limit + 1, MOST_ATTEMPTS)) if untaken else limit
             if ticket is None or ctx.attempts >= most or not self._may_repeat(ctx, repeatable or not taken):
                 break
         raise error or Unavailable(
             "No engine for this model is ready. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
         )
 
-    def _candidates(self, model: str) -> Sequence[Endpoint]:
-        """The endpoints that may serve the model and have a slot left; all, where none has: a retry must not fail by that."""
-        candidates = self._fleet.snapshot.candidates(model)
-        if not candidates or candidates[0].slots is None:
-            return candidates
-        chooser = self._chooser
-        return [e for e in candidates if e.slots is None or chooser.in_flight(e.name) < e.slots] or candidates
-
     def _choose(self, passage: Passage, tried: set[str]) -> Ticket | None:
         ctx = passage.ctx
-        candidates = self._candidates(ctx.model)
+        if ctx.trace is not None:
+            ctx.trace.route_began = self._clock()
+        candidates = self._fleet.snapshot.candidates(ctx.model)
         explained = (ctx.trace is not None and ctx.trace.sampled) or (
             ctx.explain_key is not None and self._explain.allows(ctx.explain_key)
         )
@@ -374,6 +384,7 @@ class Pipeline:
         if self._tracing is not None:
             self._tracing.begin_attempt(ctx, self._clock())
         self._chooser.begin(ticket)
+        passage.stay = self._costs.begin(endpoint, ticket.work.rates, ticket.prefill_seconds, ctx)
 
     def _attempt_failed(self, passage: Passage, endpoint: Endpoint, failure: WireError) -> RequestError:
         log.warning("endpoint %s: %s", endpoint.name, failure, extra={"request_id": passage.ctx.request_id})
@@ -416,7 +427,13 @@ class Pipeline:
             return self._not_supported(ctx)
         if status == 404:
             # The engine's own words list all names it serves.
+            ticket = passage.ticket
             self._end_attempt(passage, AttemptResult.REFUSED)
+            if ticket is not None and ticket.endpoint.model != ctx.model:
+                self._fleet.forget_adapter(ticket.endpoint.name, ctx.model)
+                return Unavailable(
+                    "The adapter has just left its engine. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
+                )
             return ModelNotFound(f"The model {_shown(ctx.asked_model)} is not served by its engine.", param="model")
         if status in _CALLERS_FAULT:
             self._end_attempt(passage, AttemptResult.REFUSED)
@@ -516,6 +533,16 @@ class Pipeline:
             else:
                 self._chooser.drop(ticket, gone=result is AttemptResult.UNREACHABLE)
             self._metrics.attempt(endpoint.pool, endpoint.name, result)
+        if passage.stay is not None:
+            self._leave(passage, passage.stay)
+
+    def _leave(self, passage: Passage, stay: Stay) -> None:
+        """The machine has no more to do for the request."""
+        if passage.answer is not None:
+            self._costs.end(stay)
+            return
+        passage.stay = None
+        passage.failed_dollars += self._costs.fail(stay)
 
     def _settle(self, passage: Passage) -> None:
         """Give back what the request holds, then publish how it ended; only the first call does anything."""
@@ -567,7 +594,14 @@ class Pipeline:
         if passage.answered is not None and passage.view is not None:
             self._chooser.learn(passage.answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
             self._metrics.routed(ctx, passage.answered)
-        self._metrics.settle(ctx, passage.ended)
+        if passage.stay is not None or passage.failed_dollars:
+            ctx.machine = self._costs.settle(passage.stay, passage.failed_dollars, ctx)
+        self._metrics.settle(ctx, passage.ended, passage.objective)
+        if ctx.outcome is not Outcome.OK:
+            self.last_errors.add(ctx, passage.ended)
+        if self._prices is not None and ctx.first_byte and ctx.tenant and ctx.route.runs_model:
+            charged = self._prices.cost(ctx.model, ctx.pool, ctx.usage)
+            self._metrics.charge(ctx.tenant, sum(filter(None, charged)) / NANODOLLARS)
         if self._ledger is not None and passage.identity is not None:
             self._ledger.add(ctx, passage.identity, passage.ended)
         if self._request_log is not None:
@@ -586,11 +620,13 @@ class Passage:
         "ctx",
         "ended",
         "failed",
+        "failed_dollars",
         "identity",
         "isolation",
         "lease",
         "objective",
         "settled",
+        "stay",
         "ticket",
         "view",
     )
@@ -609,6 +645,10 @@ class Passage:
         """Of the attempt whose answer the client got, once that is over."""
         self.failed: Endpoint | None = None
         """Where the last attempt failed in a way that may be the request's own."""
+        self.stay: Stay | None = None
+        """At the machine of the attempt that is under way, or of the one that answered; None where that has no price."""
+        self.failed_dollars = 0.0
+        """What attempts cost that gave no answer."""
         self.answer: Answer | None = None
         self.view: AnswerView | WholeView | None = None
         self.counted = self.settled = False

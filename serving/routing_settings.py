@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator
 
 from serving.setting_types import Name, RequestClass, Section
 
@@ -19,21 +19,25 @@ class ObjectiveSettings(Section):
     """What it is worth that a request waits an hour less; counts against the prices of elastic pools."""
     ttft_seconds: Annotated[float, Field(gt=0, le=86_400)]
     """The time to the first token that is to be kept; from half of it on each second counts more and more."""
+    inter_chunk_seconds: Annotated[float, Field(gt=0, le=3600)] = 0.2
+    """The mean time between two chunks of a stream that is to be kept. It is watched only: routing does not look at it."""
 
 
 class ObjectivesSettings(Section):
-    interactive: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=7.2, ttft_seconds=2.0)
+    interactive: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=7.2, ttft_seconds=2.0, inter_chunk_seconds=0.1)
     standard: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=1.8, ttft_seconds=10.0)
-    batch: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=0.072, ttft_seconds=600.0)
+    batch: ObjectiveSettings = ObjectiveSettings(dollars_per_hour=0.072, ttft_seconds=600.0, inter_chunk_seconds=2.0)
 
 
 class PoolRoutingSettings(Section):
     """One pool's machines. Rates are where learning begins; being wrong by two times does no harm."""
 
     elastic: bool = False
-    """Its nodes go away when they are idle, so that using them costs something."""
+    """Its nodes go away when they are idle, so that using them costs something. Needs a price, of its own or its target's."""
     dollars_per_hour: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    """Of what one endpoint runs on. Only elastic pools need it."""
+    """Of what one endpoint runs on, all of its accelerators; None: its target's price for each of them."""
+    accelerators: Annotated[int, Field(ge=1, le=65_536)] = 1
+    """That one endpoint runs on; for a CPU its sockets."""
     prefill_tokens_per_second: Rate | None = None
     step_seconds: Rate | None = None
     """Of a decoding step with one request in it."""
@@ -47,12 +51,6 @@ class PoolRoutingSettings(Section):
     """What runs there, where two versions of a model share its traffic."""
     weight: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 1.0
     """Of the revision, beside the others of the model: 5 and 95 send a twentieth of the conversations to the first."""
-
-    @model_validator(mode="after")
-    def _priced(self) -> PoolRoutingSettings:
-        if self.elastic and self.dollars_per_hour is None:
-            raise ValueError("is elastic and has no dollars_per_hour; give the price of what one endpoint runs on")
-        return self
 
 
 class RoutingSettings(Section):

@@ -22,8 +22,10 @@ from serving.fleet_settings import SERVICE_ACCOUNT, KubernetesPoolSettings, Kube
 from serving.health_settings import HealthSettings
 from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerSettings, PricesSettings, check_prices
 from serving.limit_settings import LimitStoreSettings, QueueSettings
-from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, check_models, served_name
+from serving.machine_settings import TargetSettings
+from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, adapters_of, check_models, served_name
 from serving.peer_settings import PeerSettings
+from serving.quality_settings import QualitySettings
 from serving.routing_settings import RoutingSettings
 from serving.setting_types import Count, Name, Seconds, Section
 from serving.strict_yaml import read_yaml
@@ -334,8 +336,8 @@ class EndpointSettings(Section):
     for it. The same for all endpoints of a model."""
     pool: Name = "default"
     slots: Count | None = None
-    """Requests that this gateway gives the engine at a time; more wait in the model's queue (`limits.queue`), which there is
-    when all endpoints of the model have slots. With several gateways each has its own: give each a part. None: no queue."""
+    """Requests that the engine gets at a time; more wait in the model's queue (`limits.queue`), which there is when all endpoints
+    of the model have slots. What the engine says to have for other gateways is left to these. None: no queue."""
     target: Name = "unknown"
 
 
@@ -352,8 +354,8 @@ class PoolSettings(Section):
     kubernetes: KubernetesPoolSettings | None = None
 
     slots: Count | None = None
-    """Requests that this gateway gives each of its engines at a time; more wait in the model's queue (`limits.queue`) as with
-    `endpoints`. With several gateways each has its own: give each a part. None: no queue."""
+    """Requests that each of its engines gets at a time; more wait in the model's queue (`limits.queue`) as with `endpoints`.
+    None: no queue."""
 
     @model_validator(mode="after")
     def _one_source(self) -> PoolSettings:
@@ -432,8 +434,12 @@ class Settings(BaseSettings):
     discovery: DiscoverySettings = DiscoverySettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     engine_load: LoadSettings = LoadSettings()
+    quality: QualitySettings = QualitySettings()
     routing: RoutingSettings = RoutingSettings()
     peers: PeerSettings = PeerSettings()
+    targets: dict[Name, TargetSettings] = Field(default_factory=dict)
+    """What accelerators cost and draw, by the target that endpoints and pools name, where that is not as in the catalog.
+    It may hold more than are in use."""
 
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
@@ -474,6 +480,7 @@ class Settings(BaseSettings):
             pools.setdefault(endpoint.model, {})[endpoint.pool] = "generate" in endpoint.tasks
         for pool in self.pools:
             pools.setdefault(pool.model, {})[pool.name] = "generate" in pool.tasks
+        pools |= {adapter: pools.get(model, {}) for adapter, model in adapters_of(self.models).items()}
         for name, tenant in self.tenants.items():
             if tenant.limits.dollars_per_day is None:
                 continue

@@ -178,8 +178,8 @@ PERIOD = ("--from", "2026-11-01", "--to", "2026-12-01")
 def test_usage_as_a_table(noted: Shell) -> None:
     lines = noted.run("usage", *PERIOD)[0].splitlines()
     assert lines[0].split()[:2] == ["tenant", "requests"]
-    assert lines[1].split() == ["blue", "1", "100", "60", "5", "5.0", "unknown", "0", "0", "1"]
-    assert lines[2].split() == ["red", "1", "100", "60", "5", "5.0", "0.000080", "0", "0", "0"]
+    assert lines[1].split() == ["blue", "1", "100", "60", "5", "5.0", "unknown", "unknown", "0", "0", "1"]
+    assert lines[2].split() == ["red", "1", "100", "60", "5", "5.0", "0.000080", "unknown", "0", "0", "0"]
 
 
 def test_usage_as_csv_and_json_say_the_same(noted: Shell) -> None:

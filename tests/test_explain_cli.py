@@ -1,14 +1,22 @@
-"""`serving explain` on what an operator has kept of a decision."""
+"""`serving explain` on what an operator has kept of a decision, and on what would have been decided otherwise."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from serving.cli import app
+from serving.routing.choose import Chooser
+from serving.routing.cost import Machine
+from serving.routing.decision import Decision
+from serving.routing.others import Others
+from serving.routing.work import Choice
+from tests.routing.asking import Clock, endpoint, question, text
 
 DECISION = {
     "chosen": "e1",
@@ -33,3 +41,121 @@ def test_what_is_no_decision_is_refused_by_its_name(tmp_path: Path, text: str) -
     shown = CliRunner().invoke(app, ["explain", str(file)])
     assert shown.exit_code == 2
     assert "decision" in shown.output
+
+
+FIXED, SPOT = endpoint("fixed-1", "fixed"), endpoint("spot-1", "spot")
+
+
+def decided(model: str = "m") -> Decision:
+    """A choice between a busy endpoint that is paid anyway and an idle one that is not."""
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1, machine=lambda e: Machine(0.01 if e.pool == "spot" else 0.0))
+    for number in range(3):
+        busy = question(text(60_000, number))
+        other = chooser.choose("m", (FIXED, FIXED), (), lambda busy=busy: busy, size_bytes=60_000)  # type: ignore[misc]
+        assert other is not None
+        chooser.begin(other)
+    chooser._works[FIXED.name].others = Others(3.0, 1.0, 1000.0)
+    for number in range(2):
+        asked = question(text(60_000, number))
+        asked.model = model
+        ticket = chooser.choose(model, (FIXED, SPOT), (), lambda asked=asked: asked, size_bytes=60_000, explained=True)  # type: ignore[misc]
+        assert isinstance(ticket, Choice)
+        chooser.begin(ticket)
+        clock.now += 0.1
+    assert ticket.decision is not None
+    return ticket.decision
+
+
+def as_kept(decision: Decision) -> dict[str, Any]:
+    kept: dict[str, Any] = orjson.loads(orjson.dumps(decision.as_data() | {"record": decision.record}))
+    return kept
+
+
+def explained(path: Path, kept: Any, *options: str) -> Result:
+    path.write_bytes(orjson.dumps(kept))
+    return CliRunner().invoke(app, ["explain", str(path), *options])
+
+
+def words_of(shown: Result) -> str:
+    """Without the frame around an error."""
+    return " ".join(shown.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("model", ["m", "adapter"])
+def test_the_same_costs_follow_from_a_record(tmp_path: Path, model: str) -> None:
+    kept = as_kept(decided(model))
+    shown = explained(tmp_path / "d", kept, "--json")
+    assert shown.exit_code == 0, shown.output
+    again = orjson.loads(shown.output)
+    for row, before in zip(again["candidates"], kept["candidates"], strict=True):
+        assert row["endpoint"] == before["endpoint"]
+        for name in ("dollars", "ttft_seconds", "wait_seconds", "latency_seconds", "busy_seconds"):
+            assert row[name] == pytest.approx(before[name], rel=2e-3, abs=2e-4), name
+        parts = sum(row[f"{name}_dollars"] for name in ("own", "others", "machine", "late"))
+        assert parts == pytest.approx(row["dollars"], rel=0.01, abs=1e-6)
+    spot = next(row for row in again["candidates"] if row["pool"] == "spot")
+    assert spot["machine_dollars"] > 0
+    assert "would_be_chosen" not in again
+
+
+def test_what_would_have_been_otherwise(tmp_path: Path) -> None:
+    kept = as_kept(decided())
+    for options, expected in (
+        (("--without", SPOT.name), FIXED.name),
+        (("--price", "spot=0", "--price", "fixed=100000"), SPOT.name),
+        (("--price", "spot=100000", "--class", "batch"), FIXED.name),
+    ):
+        shown = explained(tmp_path / "d", kept, "--json", *options)
+        assert shown.exit_code == 0, shown.output
+        assert orjson.loads(shown.output)["would_be_chosen"] == expected
+    assert "would cost least" in explained(tmp_path / "d", kept, "--without", SPOT.name).output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--without", "e9"), "'e9' is none of fixed-1, spot-1"),
+        (("--without", "fixed-1", "--without", "spot-1"), "no candidate would be left"),
+        (("--price", "spot"), "must be POOL=DOLLARS"),
+        (("--price", "cpu=1"), "'cpu' is none of fixed, spot"),
+    ],
+)
+def test_what_is_asked_wrongly_is_named(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    shown = explained(tmp_path / "d", as_kept(decided()), *options)
+    assert shown.exit_code == 2
+    assert words in words_of(shown)
+
+
+def test_without_a_record_nothing_is_made_up(tmp_path: Path) -> None:
+    shown = explained(tmp_path / "d", DECISION, "--without", "e1")
+    assert shown.exit_code == 2 and "no record" in words_of(shown)
+    kept = as_kept(decided())
+    kept["record"]["version"] = 9
+    assert "version" in words_of(explained(tmp_path / "d", kept))
+    del kept["record"]["fleet"][0]["step_seconds"]
+    kept["record"]["version"] = 1
+    shown = explained(tmp_path / "d", kept)
+    assert shown.exit_code == 2 and "step_seconds" in words_of(shown)
+
+
+def test_a_decision_is_found_in_a_head_and_in_spans_and_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    head = tmp_path / "head"
+    head.write_bytes(
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nX-Serving-Decision: " + orjson.dumps(DECISION) + b"\r\n\r\n"
+    )
+    shown = CliRunner().invoke(app, ["explain", str(head), "--record", str(kept)])
+    assert shown.exit_code == 0, shown.output
+    assert orjson.loads(kept.read_bytes()) == DECISION
+
+    def export(trace: str, chosen: str) -> bytes:
+        value = {"stringValue": orjson.dumps(DECISION | {"chosen": chosen}).decode()}
+        span = {"traceId": trace, "attributes": [{"key": "other"}, {"key": "serving.decision", "value": value}]}
+        return orjson.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": trace}, span]}]}]})
+
+    spans = tmp_path / "spans"
+    spans.write_bytes(export("aa", "e1") + b"\n" + export("bb", "e2") + b"\n")
+    assert "e2 was chosen" in CliRunner().invoke(app, ["explain", str(spans)]).output
+    assert "e1 was chosen" in CliRunner().invoke(app, ["explain", str(spans), "--trace", "AA"]).output
+    assert CliRunner().invoke(app, ["explain", str(spans), "--trace", "cc"]).exit_code == 2

@@ -615,6 +615,19 @@ def test_models_come_as_json_too_and_over_those_of_the_file(file_with: WriteFile
             "{a: {alias_of: tiny, fallbacks: [tiny]}}",
             "models.a: is an alias and has fallbacks; give them to the model that it stands for",
         ),
+        ("{a: {adapter_of: b}}", "models.a.adapter_of: no endpoint serves 'b'; name the model whose engines have it"),
+        (
+            "{a: {adapter_of: tiny}, b: {adapter_of: a}}",
+            "models.b.adapter_of: no endpoint serves 'a'; name the model whose engines have it; 'a' is an adapter itself",
+        ),
+        (
+            "{tiny: {adapter_of: tiny}}",
+            "models.tiny.adapter_of: the endpoint e1 serves 'tiny' as a model; an adapter has no endpoints of its own",
+        ),
+        (
+            "{a: {alias_of: tiny, adapter_of: tiny}}",
+            "models.a: is an alias and an adapter; an alias of an adapter needs alias_of only",
+        ),
         ("{a: {alias_off: tiny}}", "models.a.alias_off: is not a setting; did you mean models.a.alias_of?"),
         ("{a: {listing: {nam: A}}}", "models.a.listing.nam: is not a setting; did you mean models.a.listing.name?"),
         (

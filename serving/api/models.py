@@ -39,6 +39,7 @@ def add_models(api: FastAPI, *, models: Mapping[str, PublicModel], fleet: Fleet,
             "created": created_seconds(model),
             "owned_by": "serving",
             "root": model.served,
+            "parent": model.parent,
             "ready": fleet.snapshot.ready(model.served),
             "tasks": list(fleet.snapshot.tasks(model.served)),
         }

@@ -12,16 +12,17 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from serving.catalog.engine_names import EngineMetrics
+from serving.catalog.gate_rules import GateRules
 from serving.catalog.model import Catalog, EngineImage, EngineImages, Model, Profile, Record, Removed, Target, Vocabulary
 from serving.core.errors import ConfigurationError
 from serving.strict_yaml import read_yaml
 
 R = TypeVar("R", bound=Record)
-N = TypeVar("N", Target, Model, Profile)
+N = TypeVar("N", Target, Model, Profile, GateRules)
 
 
 def load_catalog(root: Path) -> Catalog:
-    """Read `targets/`, `models/`, `profiles/` and `engines/` below `root` and check every reference between them.
+    """Read `targets/`, `models/`, `profiles/`, `engines/` and, if there is one, `gate/` below `root`; check every reference.
 
     Raises:
         ConfigurationError: naming the file, the path of the field and what would be right.
@@ -36,6 +37,8 @@ def load_catalog(root: Path) -> Catalog:
         _require(path, "target", profile.target, targets)
         _require(path, "model", profile.model, models)
         _require(path, "checkpoint", profile.checkpoint, models[profile.model].checkpoints)
+    gates = _read_shelf(root / "gate", GateRules) if (root / "gate").is_dir() else {}
+    _check_gates(root / "gate", gates, profiles, targets)
     removed_path = root / "engines" / "removed.yaml"
     metrics_path = root / "engines" / "metrics.yaml"
     return Catalog.model_construct(
@@ -46,6 +49,7 @@ def load_catalog(root: Path) -> Catalog:
         removed=_validate(removed_path, read_yaml(removed_path), Removed),
         engine_metrics=_validate(metrics_path, read_yaml(metrics_path), EngineMetrics).names,
         images=_read_images(root / "engines" / "images.yaml"),
+        gates=types.MappingProxyType(gates),
     )
 
 
@@ -92,6 +96,21 @@ def _read_shelf(folder: Path, kind: type[N]) -> dict[str, N]:
             )
         shelf[record.name] = record
     return shelf
+
+
+def _check_gates(
+    folder: Path, gates: Mapping[str, GateRules], profiles: Mapping[str, Profile], targets: Mapping[str, Target]
+) -> None:
+    ruled: dict[str, str] = {}
+    for rules in gates.values():
+        path = folder / f"{rules.name}.yaml"
+        for place, profile in enumerate(rules.profiles):
+            _require(path, f"profiles.{place}", profile, profiles)
+            if profile in ruled:
+                raise ConfigurationError(f"{path}: profiles.{place}: {profile!r} has the rules {ruled[profile]!r} already")
+            ruled[profile] = rules.name
+        for target in rules.floors:
+            _require(path, f"floors.{target}", target, targets)
 
 
 def _read_vocabularies(folder: Path) -> dict[str, Vocabulary]:

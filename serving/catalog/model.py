@@ -16,6 +16,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from serving.catalog.engine_names import EngineImage, EngineImages, Flag, FlagName, Removed, VariableName, Vocabulary
 from serving.catalog.evidence import Anchor, Assumed, Comparison, Speculation
+from serving.catalog.gate_rules import GateRules
 from serving.catalog.hardware import Nodes, Target, Toleration
 from serving.catalog.records import BITS, Bytes, Count, EngineBuild, Format, Name, NotNegative, Positive, Record, Status, Text
 from serving.catalog.shape import Shape
@@ -180,6 +181,8 @@ class Simulation(Record):
     """For a prompt's attention: each of its new tokens looks back on all tokens before it."""
     request_seconds: NotNegative = 0.0
     """Before the scheduler sees a request, and behind it: HTTP, template, tokenizer, the way back."""
+    adapter_seconds: NotNegative = 0.0
+    """To bring a LoRA adapter into one of the engine's slots (`max-loras`), between two steps."""
     tokens_per_step: Annotated[float, Field(ge=1, le=16, allow_inf_nan=False)] = 1.0
     """Mean tokens that a step yields for a request; above 1 with speculative decoding."""
     jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
@@ -272,3 +275,5 @@ class Catalog(Record):
     engine_metrics: tuple[str, ...] = ()
     """Series of the engine that the product reads."""
     images: tuple[EngineImage, ...]
+    gates: Mapping[str, GateRules] = Field(default_factory=dict)
+    """Limits and floors of the gate, by the name of their file."""

@@ -123,7 +123,7 @@ def concurrency(profile: Profile) -> int | None:
 
 
 def routing(profile: Profile, priors: Priors) -> dict[str, Any]:
-    """What the gateway's setting `routing.pools` knows of an engine beforehand; a price only where there is one."""
+    """What the gateway's setting `routing.pools` knows of an engine beforehand. Gateways know its price by its target."""
     known: dict[str, Any] = {
         "prefill_tokens_per_second": priors.prefill_tokens_per_second,
         # The gateway counts in seconds for a token of a request, of which one step may bring several.
@@ -132,7 +132,6 @@ def routing(profile: Profile, priors: Priors) -> dict[str, Any]:
         "sequences": concurrency(profile),
         "cache_tokens": priors.kv_capacity_tokens,
         "elastic": priors.elastic,
+        "accelerators": priors.accelerators,
     }
-    if priors.dollars_per_accelerator_hour is not None:
-        known["dollars_per_hour"] = round(priors.dollars_per_accelerator_hour * priors.accelerators, 4)
     return {key: value for key, value in known.items() if value is not None}

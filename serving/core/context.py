@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from serving.core.money import UNPRICED, MachineDollars
 from serving.core.outcomes import Outcome
 from serving.core.routes import Route
 from serving.core.trace import Trace
@@ -119,11 +120,15 @@ class RequestContext:
     usage: Usage = UNKNOWN_USAGE
     usage_estimated: bool = False
     """The answer ended before the engine said its usage."""
+    machine: MachineDollars = UNPRICED
+    """What it cost on the machines, once it is published; not what its tenant is charged."""
     finish_reason: str = ""
     status: int = 0
     interruption: Outcome | None = None
     """Why the request is being cancelled, set by whoever cancels it."""
     outcome: Outcome | None = None
+    error_code: str = ""
+    """That of the error which the client got before its answer began, where it has one."""
     chunk_intervals: list[int] | None = None
     """Counts of inter-chunk intervals in the buckets of the histogram; None when not a stream."""
 

@@ -5,6 +5,7 @@
     └── RequestError              a request cannot be served; the edge renders it as an OpenAI error object
         ├── InvalidRequest        400
         ├── Unauthorized          401
+        ├── Forbidden             403   a browser asks for another site's page
         ├── NotFound              404   (ModelNotFound: the model is not known here)
         ├── MethodNotAllowed      405
         ├── RequestTimeout        408   the client did not send its body in time
@@ -77,6 +78,13 @@ class Unauthorized(RequestError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+    outcome = "unauthorized"
+
+
+class Forbidden(RequestError):
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
     outcome = "unauthorized"
 
 

@@ -21,6 +21,8 @@ class Attempt:
     """The engine's status where it refused; 0: it answered, or said nothing."""
     decision: bytes = b""
     """Why this engine, as JSON."""
+    asked: float = 0.0
+    """When routing was asked for it."""
 
 
 @dataclass(slots=True)
@@ -37,8 +39,18 @@ class Trace:
     attempts: list[Attempt] = field(default_factory=list)
     response_model: str = ""
     """The model as the engine names it."""
+    response_id: str = ""
+    parameters: dict[str, int | float] = field(default_factory=dict)
+    """What the client wanted of the answer, in the conventions' names; numbers only."""
+    admit_began: float = 0.0
+    """When limits and queue were asked; times are monotonic seconds, 0.0: never."""
+    admit_ended: float = 0.0
+    """When they let it through."""
+    route_began: float = 0.0
+    """When routing was asked last and no attempt has followed yet."""
 
     def begin_attempt(self, attempt: Attempt) -> str:
         """Note an attempt; the `traceparent` that goes to the engine with it."""
+        attempt.asked, self.route_began = self.route_began, 0.0
         self.attempts.append(attempt)
         return f"00-{self.trace_id}-{attempt.span_id}-{self.sampled:02x}"

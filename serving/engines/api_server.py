@@ -1,4 +1,4 @@
-"""GETs from Kubernetes' API server, whole or line by line as they come, over the same connections that engines get."""
+"""Requests to Kubernetes' API server, answered whole or line by line as they come, over the connections that engines get."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 import orjson
 
 from serving.engines.exchange import Exchange, StaleConnection, WireError
 from serving.engines.tls import ReloadedTls
 from serving.engines.wire import Address, Connection, Pool
-from serving.fleet.kubernetes import ApiFailed
+from serving.fleet.mirror import ApiFailed
 from serving.fleet_settings import KubernetesSettings
 
 ANSWER_BYTES = 16 * 1024 * 1024
@@ -23,6 +24,14 @@ ERROR_BYTES = 64 * 1024
 WORDS = 300
 """Characters of the server's own words in a message."""
 IDLE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    method: str
+    path: str
+    body: bytes = b""
+    content_type: str = ""
 
 
 class ApiServer:
@@ -47,9 +56,21 @@ class ApiServer:
 
     async def get(self, path: str, *, timeout_seconds: float) -> bytes:
         """A whole answer. Raises: ApiFailed."""
+        return await self._whole(_Asked("GET", path), timeout_seconds)
+
+    async def send(
+        self, method: str, path: str, document: object, *, content_type: str = "application/json", timeout_seconds: float
+    ) -> bytes:
+        """Write a JSON document (PATCH, PUT, POST, DELETE) and take the whole answer. Raises: ApiFailed.
+
+        A write whose answer is lost may have happened; whoever writes looks again at what is there.
+        """
+        return await self._whole(_Asked(method, path, orjson.dumps(document), content_type), timeout_seconds)
+
+    async def _whole(self, asked: _Asked, timeout_seconds: float) -> bytes:
         try:
             async with asyncio.timeout(timeout_seconds):
-                async with contextlib.aclosing(self._pieces(path)) as pieces:
+                async with contextlib.aclosing(self._pieces(asked)) as pieces:
                     body = bytearray()
                     async for piece in pieces:
                         body += piece
@@ -62,7 +83,7 @@ class ApiServer:
     async def lines(self, path: str, *, timeout_seconds: float) -> AsyncGenerator[bytes, None]:
         """The lines of an answer as they come, without empty ones. `timeout_seconds` is for its head. Raises: ApiFailed."""
         rest = b""
-        async with contextlib.aclosing(self._pieces(path, head_seconds=timeout_seconds)) as pieces:
+        async with contextlib.aclosing(self._pieces(_Asked("GET", path), head_seconds=timeout_seconds)) as pieces:
             async for piece in pieces:
                 *lines, rest = (rest + piece).split(b"\n")
                 if len(rest) > LINE_BYTES:
@@ -73,11 +94,11 @@ class ApiServer:
         if rest.strip():
             raise ApiFailed("the watch ended inside an event")
 
-    async def _pieces(self, path: str, *, head_seconds: float | None = None) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, asked: _Asked, *, head_seconds: float | None = None) -> AsyncGenerator[bytes, None]:
         try:
-            exchange = await self._head(path, head_seconds)
+            exchange = await self._head(asked, head_seconds)
             try:
-                if exchange.status != 200:
+                if exchange.status not in (200, 201):
                     raise await _refusal(exchange)
                 complete = False
                 while not complete:
@@ -90,34 +111,40 @@ class ApiServer:
             # The wire calls whatever is at its other end an engine.
             raise ApiFailed(str(error).replace("engine", "API server")) from None
 
-    async def _head(self, path: str, head_seconds: float | None) -> Exchange:
+    async def _head(self, asked: _Asked, head_seconds: float | None) -> Exchange:
         """Send the request and wait for the answer's head; a kept connection that had ended is replaced by a new one."""
         try:
             async with asyncio.timeout(head_seconds):
+                if asked.method != "GET":
+                    # On a kept connection that ends nobody knows whether it was done.
+                    return await self._ask(asked, await self._pool.connection(fresh=True))
                 try:
-                    return await self._ask(path, await self._pool.connection())
+                    return await self._ask(asked, await self._pool.connection())
                 except StaleConnection:
-                    return await self._ask(path, await self._pool.connection(fresh=True))
+                    return await self._ask(asked, await self._pool.connection(fresh=True))
         except TimeoutError:
             raise ApiFailed("the API server did not answer in time") from None
 
-    async def _ask(self, path: str, connection: Connection) -> Exchange:
+    async def _ask(self, asked: _Asked, connection: Connection) -> Exchange:
         exchange = Exchange(
             connection, deadline=math.inf, idle_timeout_seconds=math.inf, high_water_bytes=ANSWER_BYTES, ends=math.inf
         )
         try:
-            connection.send(exchange, self._request(path))
+            connection.send(exchange, self._request(asked))
             await exchange.head()
         except BaseException:
             exchange.close()
             raise
         return exchange
 
-    def _request(self, path: str) -> bytes:
-        lines = [f"GET {path} HTTP/1.1", f"host: {self._pool.address.host_header.decode()}", "accept: application/json"]
+    def _request(self, asked: _Asked) -> bytes:
+        host = self._pool.address.host_header.decode()
+        lines = [f"{asked.method} {asked.path} HTTP/1.1", f"host: {host}", "accept: application/json"]
+        if asked.body:
+            lines += [f"content-type: {asked.content_type}", f"content-length: {len(asked.body)}"]
         if self._token_file is not None:
             lines.append(f"authorization: Bearer {self._token()}")
-        return "\r\n".join([*lines, "user-agent: serving-gateway", "", ""]).encode("ascii")
+        return "\r\n".join([*lines, "user-agent: serving-gateway", "", ""]).encode("ascii") + asked.body
 
     def _token(self) -> str:
         try:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from serving.catalog.load import find_profile, load_catalog
 from serving.catalog.model import Profile
+from serving.catalog.parallel import accelerators
 from serving.core.errors import ConfigurationError
 from serving.engines.kept import Program, answers_ok, rotate_log
 from serving.engines.launch import prepare_engine, require_free_port
@@ -84,7 +85,8 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
     settings.check_reach(host)
     require_free_port(host, port, "--port")
     require_free_port(ENGINE_HOST, options.engine_port, "--engine-port")
-    profile = find_profile(load_catalog(options.catalog_root), options.profile)
+    catalog = load_catalog(options.catalog_root)
+    profile = find_profile(catalog, options.profile)
     endpoints = _with_local(settings, options.engine_port, profile)
     secret = _shared_secret(settings)
     command = prepare_engine(
@@ -114,6 +116,8 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         argv=_gateway_argv(options.config),
         environment=child_environment(
             {"SERVING_ENDPOINTS": endpoints, "SERVING_SERVER__HOST": host, "SERVING_SERVER__PORT": str(port)}
+            | {"SERVING_CATALOG_DIR": str(options.catalog_root)}
+            | _machine(settings, profile, accelerators(profile, catalog.targets[profile.target]))
             | ({} if secret.of_gateway is None else {"SERVING_RELAY__ENGINE_SECRET": secret.of_gateway})
         ),
         log_path=_fresh_log(log_dir / f"gateway-{port}.log"),
@@ -130,7 +134,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         screen=screen,
         signals=signals,
         serves=lambda: answers_ok(gateway.host, gateway.port, "/readyz"),
-        announcement=announcement(engine, gateway, profile.model, key=_shown_key(settings)),
+        announcement=announcement(engine, gateway, profile.model, key=_shown_key(settings), page=_page_of(settings, gateway)),
     )
 
 
@@ -163,9 +167,17 @@ def _shown_key(settings: Settings) -> str | None:
     return None if settings.is_open else "YOUR_KEY"
 
 
-def announcement(engine: Program, gateway: Program, model: str, *, key: str | None) -> str:
+def _page_of(settings: Settings, gateway: Program) -> str | None:
+    """Where the gateway's page is; None where the system chooses the operators' port."""
+    server = settings.server
+    if server.operator_port is None:
+        return f"http://{_authority(gateway.host, gateway.port)}/ui"
+    return f"http://{_authority(_reachable(server.operator_host), server.operator_port)}/ui" if server.operator_port else None
+
+
+def announcement(engine: Program, gateway: Program, model: str, *, key: str | None, page: str | None) -> str:
     """Addresses, logs and a command to paste."""
-    base = f"http://{_authority(gateway)}"
+    base = f"http://{_authority(gateway.host, gateway.port)}"
     question = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     header = f' -H "Authorization: Bearer {key}"' if key is not None else ""
     ask = f"{shlex.quote(base + '/v1/chat/completions')} -H 'Content-Type: application/json'{header}"
@@ -173,7 +185,8 @@ def announcement(engine: Program, gateway: Program, model: str, *, key: str | No
         (
             "",
             f"gateway  {base}/v1  (log: {gateway.log_path})",
-            f"engine   http://{_authority(engine)}/metrics  (log: {engine.log_path})",
+            *([f"page     {page}  (what it does, and a playground)"] if page is not None else []),
+            f"engine   http://{_authority(engine.host, engine.port)}/metrics  (log: {engine.log_path})",
             "         Only /metrics and /health of it are open; the rest answers the gateway alone.",
             "",
             "Ask it, at once or as a stream:",
@@ -185,8 +198,8 @@ def announcement(engine: Program, gateway: Program, model: str, *, key: str | No
     )
 
 
-def _authority(program: Program) -> str:
-    return f"[{program.host}]:{program.port}" if ":" in program.host else f"{program.host}:{program.port}"
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _reachable(host: str) -> str:
@@ -209,6 +222,14 @@ def _with_local(settings: Settings, engine_port: int, profile: Profile) -> str:
     except ValidationError as error:
         raise ConfigurationError(f"profile {profile.name}: cannot be an endpoint: {error.errors()[0]['msg']}") from None
     return json.dumps([endpoint.model_dump(mode="json", exclude_none=True) for endpoint in (*settings.endpoints, local)])
+
+
+def _machine(settings: Settings, profile: Profile, number: int) -> dict[str, str]:
+    """How many accelerators the local engine runs on, beside what the user says of pools, where it is more than one."""
+    if number == 1:
+        return {}
+    pools = {name: pool.model_dump(mode="json", exclude_unset=True) for name, pool in settings.routing.pools.items()}
+    return {"SERVING_ROUTING__POOLS": json.dumps({**pools, profile.name: {"accelerators": number}})}
 
 
 def _gateway_argv(config: Path | None) -> tuple[str, ...]:

@@ -17,6 +17,9 @@ PREEMPTIONS = b"vllm:num_preemptions_total"
 NAMES = (RUNNING, WAITING, CACHE_USAGE, PREFIX_QUERIES, PREFIX_HITS, PROMPT_TOKENS, OUTPUT_TOKENS, PREEMPTIONS)
 MOST_SERIES = 16_384
 """Lines with these names in one page; more is no engine."""
+_ADAPTERS = re.compile(rb"\nvllm:lora_requests_info\{([^\n]*)\} ([0-9.eE+]+)")
+"""A series for each set of adapters that there ever was; the value is the time at which it was true."""
+_LABEL = re.compile(rb'(max_lora|running_lora_adapters|waiting_lora_adapters)="([^"]*)"')
 _PREFIX = b"vllm:"
 _SAMPLE = re.compile(b"\n" + _PREFIX + b"(" + b"|".join(name.removeprefix(_PREFIX) for name in NAMES) + rb")([{ \t][^\n]*)")
 """Searching is many times faster than reading all lines, of which few matter: 0.3 ms for the page of a real engine."""
@@ -49,6 +52,10 @@ class EngineLoad:
     """Since the read before, as the figures below; None where no token was looked up, and after the engine's restart."""
     prompt_tokens_per_second: float | None = None
     output_tokens_per_second: float | None = None
+    adapter_slots: int | None = None
+    """LoRA adapters that it can have in its memory at once; None: it has none, or did not say."""
+    adapters_running: frozenset[str] | None = None
+    """Those that requests which are running ask for."""
 
 
 def read_load(exposition: bytes, read_at: float, before: EngineLoad | None = None) -> EngineLoad | None:
@@ -63,6 +70,7 @@ def read_load(exposition: bytes, read_at: float, before: EngineLoad | None = Non
     running, waiting = sums[RUNNING], sums[WAITING]
     if not ranks or (running is None and waiting is None):
         return None
+    slots, adapters = _read_adapters(exposition)
     used = found[CACHE_USAGE] if sums[CACHE_USAGE] is not None and max(found[CACHE_USAGE]) <= 1.0 else []
     load = EngineLoad(
         read_at=read_at,
@@ -76,6 +84,8 @@ def read_load(exposition: bytes, read_at: float, before: EngineLoad | None = Non
         prompt_tokens=sums[PROMPT_TOKENS],
         output_tokens=sums[OUTPUT_TOKENS],
         preemptions=sums[PREEMPTIONS],
+        adapter_slots=slots,
+        adapters_running=adapters,
     )
     return load if before is None else _with_rates(load, before)
 
@@ -111,6 +121,23 @@ def _read_values(exposition: bytes) -> dict[bytes, list[float]]:
         if value is not None:
             values[_PREFIX + name].append(value)
     return values
+
+
+def _read_adapters(exposition: bytes) -> tuple[int | None, frozenset[str] | None]:
+    """How many LoRA adapters an engine can have at once and which of them run, by the newest of its series."""
+    newest, labels = -1.0, b""
+    for count, sample in enumerate(_ADAPTERS.finditer(b"\n" + exposition)):
+        if count == MOST_SERIES:
+            return None, None
+        when = _number(sample[2])
+        if when is not None and when > newest:
+            newest, labels = when, sample[1]
+    told = dict(_LABEL.findall(labels))
+    most = _number(told.get(b"max_lora", b""))
+    if not most:
+        return None, None
+    names = told.get(b"running_lora_adapters", b"").decode("utf-8", "replace").split(",")
+    return int(most), frozenset(filter(None, names))
 
 
 def _number(word: bytes) -> float | None:

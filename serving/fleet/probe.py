@@ -185,7 +185,8 @@ class Probe:
         status, body = await self._get(endpoint.url, "/v1/models", timeout_seconds=timeout)
         if status != 200:
             return f"/v1/models answered {status}"
-        served = _model_ids(body)
+        served, adapters = _models_of(body)
+        self._fleet.record_adapters(endpoint.name, adapters)
         if endpoint.model not in served:
             return f"serves {', '.join(sorted(served)[:5]) or 'no model'}, not {endpoint.model}"
         return ""
@@ -218,12 +219,13 @@ class Probe:
             )
 
 
-def _model_ids(body: bytes) -> set[str]:
+def _models_of(body: bytes) -> tuple[set[str], set[str]]:
+    """What an engine's `/v1/models` lists, and which of that has a parent: those are LoRA adapters."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return set()
+        return set(), set()
     data = document.get("data") if isinstance(document, dict) else None
-    if not isinstance(data, list):
-        return set()
-    return {card["id"] for card in data if isinstance(card, dict) and isinstance(card.get("id"), str)}
+    cards = [card for card in data if isinstance(card, dict)] if isinstance(data, list) else []
+    named = [(card["id"], card.get("parent")) for card in cards if isinstance(card.get("id"), str)]
+    return {name for name, _ in named}, {name for name, parent in named if parent is not None}

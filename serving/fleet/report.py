@@ -31,19 +31,22 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class SpeedReport:
-    """What routing has learned about an endpoint."""
+    """What routing has learned about an endpoint; None while it has seen nothing of its pool."""
 
     prefill_tokens_per_second: float | None = None
+    """Of prompt tokens that are not cached."""
     decode_tokens_per_second: float | None = None
-    """Of all running requests together."""
+    """Of all requests together that this gateway has under way there; of one alone where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DollarReport:
-    """What an endpoint costs."""
+    """What an endpoint costs; None where its machine has no price."""
 
     per_hour: float | None = None
+    """Of the machine, whatever it does."""
     per_million_output_tokens: float | None = None
+    """What requests used for output in the last minute by its tokens, of its pool and target as a whole; None without tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def fleet_report(
                 name=status.endpoint.name,
                 pod=status.endpoint.pod or None,
                 state=str(status.state),
-                reason=status.reason,
+                reason=status.wrong or status.reason,
                 breaker=str(status.breaker),
                 share=status.share(monotonic()),
                 in_flight=in_flight(status.endpoint.name),

@@ -66,11 +66,19 @@ class EndpointStatus:
     """When it came in, new or again, in monotonic seconds."""
     ramp_seconds: float = 0.0
     """How long from then on it takes less than its share; 0: not at all."""
+    adapters: frozenset[str] = frozenset()
+    """The LoRA adapters that its engine listed last, as far as they are set as models."""
+    answers_rightly: bool | None = None
+    """What known-answer probes say of it; None: nothing yet."""
+    wrong: str = ""
+    """How wrong its answers are."""
+    is_ejected: bool = False
+    """For wrong answers: it gets no requests even if there is no other."""
 
     @property
     def serves(self) -> bool:
-        """Ready, and requests say nothing else."""
-        return self.state is EndpointState.READY and self.breaker is BreakerState.CLOSED
+        """Ready, and neither requests nor known answers say anything else."""
+        return self.state is EndpointState.READY and self.breaker is BreakerState.CLOSED and not self.is_ejected
 
     def share(self, now: float) -> float:
         """How much of what it would get otherwise it should get, above 0 and up to 1."""
@@ -90,6 +98,7 @@ class Snapshot:
     statuses: Mapping[str, EndpointStatus] = field(default_factory=dict)
     """By endpoint name."""
     by_model: Mapping[str, tuple[EndpointStatus, ...]] = field(default_factory=dict)
+    """LoRA adapters are models whose endpoints are those of their model that have them."""
     tasks_by_model: Mapping[str, tuple[Task, ...]] = field(default_factory=dict)
 
     most_ejected_share: float = HealthSettings().most_ejected_share
@@ -114,7 +123,7 @@ class Snapshot:
         return self.tasks_by_model.get(model, ())
 
     def ready(self, model: str) -> bool:
-        return any(s.state is EndpointState.READY for s in self.by_model.get(model, ()))
+        return any(s.state is EndpointState.READY and not s.is_ejected for s in self.by_model.get(model, ()))
 
     @property
     def any_ready(self) -> bool:
@@ -122,6 +131,7 @@ class Snapshot:
 
 
 def _candidates(statuses: tuple[EndpointStatus, ...], most_ejected_share: float) -> tuple[Endpoint, ...]:
+    statuses = tuple(s for s in statuses if not s.is_ejected)
     ready = [s for s in statuses if s.state is EndpointState.READY]
     if not ready:
         return tuple(s.endpoint for s in statuses if s.state is EndpointState.UNKNOWN)
@@ -151,8 +161,11 @@ class Fleet:
         endpoints: Iterable[Endpoint],
         models: Mapping[str, tuple[Task, ...]] | None = None,
         settings: HealthSettings = HealthSettings(),  # noqa: B008 (frozen)
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """`models` are known with their tasks even while no endpoint serves them."""
+        """`models` are known with their tasks even while no endpoint serves them; `adapters` are models that belong to another
+        one, whose engines may have them."""
+        self._adapters = dict(adapters or {})
         self._models = dict(models or {})
         self._settings = settings
         self._statuses = {endpoint.name: EndpointStatus(endpoint) for endpoint in endpoints}
@@ -191,13 +204,18 @@ class Fleet:
         load = self.loads.get(name)
         return load if load is not None and monotonic() - load.read_at <= self.load_stale_seconds else None
 
-    def record_load(self, endpoint: Endpoint, load: EngineLoad) -> None:
-        """Note what an engine said of itself; one that has left the fleet is forgotten, as are the loads of others that have."""
+    def record_load(self, endpoint: Endpoint, load: EngineLoad) -> bool:
+        """Note what an engine said of itself; one that has left the fleet is forgotten, as are the loads of others that have.
+
+        Returns whether it is still in the fleet.
+        """
         kept = {name: known for name, known in self.loads.items() if name in self._statuses}
         status = self._statuses.get(endpoint.name)
-        if status is not None and status.endpoint == endpoint:
+        is_here = status is not None and status.endpoint == endpoint
+        if is_here:
             kept[endpoint.name] = load
         self.loads = MappingProxyType(kept)
+        return is_here
 
     def withhold(self, pool: str, engines: Iterable[Withheld]) -> None:
         """Note which engines of a pool discovery knows besides its endpoints."""
@@ -218,6 +236,22 @@ class Fleet:
         self.snapshot = self._freeze()
         return before.state is not state
 
+    def record_adapters(self, name: str, listed: Iterable[str]) -> None:
+        """Note the LoRA adapters that an endpoint's engine lists; those that are not set as models of it are left out."""
+        before = self._statuses.get(name)
+        if before is None or not self._adapters:
+            return
+        found = frozenset(each for each in listed if self._adapters.get(each) == before.endpoint.model)
+        if found != before.adapters:
+            self._statuses[name] = replace(before, adapters=found)
+            self.snapshot = self._freeze()
+
+    def forget_adapter(self, name: str, adapter: str) -> None:
+        """A request has found that an endpoint does not have it any more."""
+        status = self._statuses.get(name)
+        if status is not None:
+            self.record_adapters(name, status.adapters - {adapter})
+
     def mark(self, name: str, breaker: BreakerState, level: int, opened_at: float, now: float) -> bool:
         """Note how an endpoint's breaker is at `now` monotonic seconds. Returns whether its state changed."""
         before = self._statuses.get(name)
@@ -228,6 +262,15 @@ class Fleet:
         self._statuses[name] = self._beginning(after, now) if is_back else after
         self.snapshot = self._freeze()
         return before.breaker is not breaker
+
+    def mark_quality(self, name: str, *, inside: bool, said: str = "", ejected: bool = False) -> bool:
+        """Note what known-answer probes say of an endpoint. Returns whether that changed, apart from the words."""
+        before = self._statuses.get(name)
+        if before is None or (before.answers_rightly, before.wrong, before.is_ejected) == (inside, said, ejected):
+            return False
+        self._statuses[name] = replace(before, answers_rightly=inside, wrong=said, is_ejected=ejected)
+        self.snapshot = self._freeze()
+        return (before.answers_rightly, before.is_ejected) != (inside, ejected)
 
     def end_ramps(self, now: float) -> None:
         """Let go of slow starts that are over."""
@@ -248,9 +291,13 @@ class Fleet:
         by_model: dict[str, list[EndpointStatus]] = {model: [] for model in self._models}
         for status in self._statuses.values():
             by_model.setdefault(status.endpoint.model, []).append(status)
+        tasks = {model: group[0].endpoint.tasks if group else self._models[model] for model, group in by_model.items()}
+        for adapter, model in self._adapters.items():
+            by_model[adapter] = [status for status in by_model.get(model, ()) if adapter in status.adapters]
+            tasks[adapter] = tasks.get(model, ())
         return Snapshot(
             MappingProxyType(dict(self._statuses)),
             MappingProxyType({model: tuple(group) for model, group in by_model.items()}),
-            MappingProxyType({m: group[0].endpoint.tasks if group else self._models[m] for m, group in by_model.items()}),
+            MappingProxyType(tasks),
             self._settings.most_ejected_share,
         )

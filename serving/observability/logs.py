@@ -19,6 +19,7 @@ import orjson
 
 from serving.core.clock import wall_seconds
 from serving.core.context import RequestContext
+from serving.core.money import UNPRICED
 
 _QUEUE_LINES = 20_000
 _GATHER_SECONDS = 0.05
@@ -146,11 +147,14 @@ def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, A
         "tenant": ctx.tenant,
         "model": ctx.model,
         "asked_model": ctx.asked_model,
+        "pool": ctx.pool,
+        "target": ctx.target,
         "endpoint": ctx.endpoint,
         "attempts": ctx.attempts,
         "stream": ctx.stream,
         "status": ctx.status,
         "outcome": ctx.outcome,
+        "error_code": ctx.error_code,
         "finish_reason": ctx.finish_reason,
         "ttft_seconds": round((ctx.first_token or ctx.first_byte) - ctx.arrived, 6) if ctx.first_byte else None,
         "duration_seconds": round(ended - ctx.arrived, 6),
@@ -158,9 +162,12 @@ def request_line(ctx: RequestContext, ended: float, written: str) -> dict[str, A
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
         "usage_estimated": ctx.usage_estimated,
+        "machine_dollars": None if ctx.machine is UNPRICED else ctx.machine.total,
     }
     if usage.audio_seconds is not None:
         line["audio_seconds"] = usage.audio_seconds
+    if ctx.trace is not None:
+        line["trace_id"] = ctx.trace.trace_id
     return line
 
 

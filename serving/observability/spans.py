@@ -1,10 +1,15 @@
-"""A request's spans, made from its facts when it is over: one for the request, one below it for each attempt at an engine.
+"""A request's spans, made from its facts when it is over: one for the request, and below it, in the order of the pipeline, those
+for its admission, for each choice of an engine and the attempt that followed it, and for the answer on its way to the client.
 
 Names and attributes are OpenTelemetry's conventions for HTTP and generative AI. Never a prompt, an answer or a key.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
+
+import orjson
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -15,9 +20,13 @@ from serving.core.context import RequestContext
 from serving.core.outcomes import AttemptResult, Outcome
 from serving.core.trace import Attempt, Trace
 
-Attributes = dict[str, str | bool | int | float | tuple[str, ...]]
+AttributeValue = str | bool | int | float | tuple[str, ...]
+Attributes = dict[str, AttributeValue]
 
 SCOPE = InstrumentationScope("serving", __version__)
+PROVIDER = "vllm"
+_PREDICTED = ("ttft_seconds", "wait_seconds", "latency_seconds", "busy_seconds", "cached_tokens", "dollars")
+_random = random.Random()
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _OPERATIONS = {"chat_completions": "chat", "responses": "chat", "messages": "chat", "completions": "text_completion"}
 """What the conventions call the work of a route, where they have a word for it."""
@@ -31,8 +40,63 @@ def spans_of(ctx: RequestContext, ended: float, resource: Resource) -> list[Read
     trace = ctx.trace
     assert trace is not None
     spans = [_request_span(ctx, trace, ended, resource)]
-    spans += [_attempt_span(ctx, trace, number, resource) for number in range(len(trace.attempts))]
+    if trace.admit_began:
+        spans.append(_stage_span("admit", ctx, trace, trace.admit_began, trace.admit_ended, ended, resource))
+    for number, attempt in enumerate(trace.attempts):
+        if attempt.asked:
+            about = _decision_attributes(attempt)
+            spans.append(_stage_span("route", ctx, trace, attempt.asked, attempt.began, ended, resource, about))
+        spans.append(_attempt_span(ctx, trace, number, resource))
+    if trace.route_began and not trace.attempts:
+        spans.append(_stage_span("route", ctx, trace, trace.route_began, 0.0, ended, resource))
+    if ctx.first_byte:
+        about = {"serving.stream.events": ctx.events} if ctx.stream else {}
+        spans.append(_stage_span("relay", ctx, trace, ctx.first_byte, ended, ended, resource, about))
     return spans
+
+
+def _stage_span(
+    stage: str,
+    ctx: RequestContext,
+    trace: Trace,
+    began: float,
+    left: float,
+    ended: float,
+    resource: Resource,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> ReadableSpan:
+    """A stage of the pipeline that the request left at `left`; 0.0: never, so that it ended there."""
+    failed = not left
+    return ReadableSpan(
+        name=stage,
+        context=_context(trace, f"{_random.getrandbits(64) or 1:016x}"),
+        parent=_context(trace, trace.span_id),
+        resource=resource,
+        attributes={**(attributes or {}), **({"error.type": str(ctx.outcome)} if failed else {})},
+        kind=SpanKind.INTERNAL,
+        status=Status(StatusCode.ERROR, str(ctx.outcome)) if failed and ctx.outcome not in _CALLERS else Status(StatusCode.UNSET),
+        start_time=_wall(ctx, trace, began),
+        end_time=_wall(ctx, trace, left or ended),
+        instrumentation_scope=SCOPE,
+    )
+
+
+def _decision_attributes(attempt: Attempt) -> Attributes:
+    """What was chosen and why, and what was predicted for it; the decision as a whole beside that."""
+    about: Attributes = {"serving.endpoint": attempt.endpoint, "serving.pool": attempt.pool}
+    if not attempt.decision:
+        return about
+    decision = orjson.loads(attempt.decision)
+    about |= {"serving.decision": attempt.decision.decode(), "serving.decision.reason": decision["reason"]}
+    rows = decision.get("candidates", ())
+    about["serving.decision.candidates"] = len(rows) or 1
+    if rows:
+        about["serving.predicted.prompt_tokens"] = decision["prompt_tokens"]
+        about["serving.predicted.output_tokens"] = decision["output_tokens"]
+    for row in rows:
+        if row["endpoint"] == attempt.endpoint:
+            about |= {f"serving.predicted.{figure}": row[figure] for figure in _PREDICTED}
+    return about
 
 
 def _request_span(ctx: RequestContext, trace: Trace, ended: float, resource: Resource) -> ReadableSpan:
@@ -56,6 +120,7 @@ def _attempt_span(ctx: RequestContext, trace: Trace, number: int, resource: Reso
     failed = attempt.result is not AttemptResult.OK
     attributes: Attributes = {
         "gen_ai.operation.name": _operation(ctx),
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": ctx.model,
         "http.request.method": "POST",
         "serving.endpoint": attempt.endpoint,
@@ -64,8 +129,6 @@ def _attempt_span(ctx: RequestContext, trace: Trace, number: int, resource: Reso
     }
     if status := _attempt_status(ctx, attempt, is_last=attempt is trace.attempts[-1]):
         attributes["http.response.status_code"] = status
-    if attempt.decision:
-        attributes["serving.decision"] = attempt.decision.decode("ascii")
     if number:
         attributes["http.request.resend_count"] = number
     if failed:
@@ -95,6 +158,7 @@ def _request_attributes(ctx: RequestContext, trace: Trace) -> Attributes:
         "http.response.status_code": ctx.status or None,
         "gen_ai.request.model": ctx.model or None,
         "gen_ai.response.model": trace.response_model or None,
+        "gen_ai.response.id": trace.response_id or None,
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
@@ -107,6 +171,7 @@ def _request_attributes(ctx: RequestContext, trace: Trace) -> Attributes:
         "http.request.method": "POST",
         "http.route": ctx.route.path,
         "gen_ai.operation.name": _operation(ctx),
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.stream": ctx.stream,
         "serving.request_id": ctx.request_id,
         "serving.outcome": str(ctx.outcome),
@@ -114,7 +179,11 @@ def _request_attributes(ctx: RequestContext, trace: Trace) -> Attributes:
     }
     if ctx.finish_reason:
         attributes["gen_ai.response.finish_reasons"] = (ctx.finish_reason,)
-    if ctx.first_byte:
+    for kind, dollars in ctx.machine._asdict().items():
+        if dollars is not None:
+            attributes[f"serving.machine_dollars.{kind}"] = dollars
+    attributes |= trace.parameters
+    if ctx.stream and ctx.first_byte:
         attributes["gen_ai.response.time_to_first_chunk"] = (ctx.first_token or ctx.first_byte) - ctx.arrived
     if ctx.usage_estimated:
         attributes["serving.usage_estimated"] = True

@@ -7,6 +7,8 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 
@@ -26,8 +28,24 @@ _PAUSE_SECONDS = 0.0005
 _BATCH_REQUESTS = 512
 _CLOSE_SECONDS = 2.0
 _MODEL = b'"model":"'
-_MODEL_WITHIN_BYTES = 2048
-_MODEL_BYTES = 256
+_ID = b'"id":"'
+_WITHIN_BYTES = 2048
+_VALUE_BYTES = 256
+_PARAMETERS = {
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_output_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "seed": "gen_ai.request.seed",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "n": "gen_ai.request.choice.count",
+}
+"""Members of bodies that are numbers, and what the conventions call them; of several names the first that is there."""
+_MOST = 2**53
+"""What a body may say beyond that is no attribute."""
 
 
 class Tracing:
@@ -80,6 +98,8 @@ class Tracing:
     def begin_attempt(self, ctx: RequestContext, now: float) -> None:
         """The attempt's span is what the engine gets as its parent."""
         assert ctx.trace is not None
+        if ctx.trace.sampled and not ctx.trace.attempts:
+            ctx.trace.parameters = _parameters_of(ctx.document)
         ctx.traceparent = ctx.trace.begin_attempt(Attempt(self._span_id(), ctx.endpoint, ctx.pool, now, decision=ctx.decision))
 
     def settle(self, ctx: RequestContext, ended: float, first: bytes) -> None:
@@ -90,7 +110,7 @@ class Tracing:
         if len(self._ended) >= self._queue_requests:
             self._traces.add(("dropped",))
             return
-        trace.response_model = _model_of(first)
+        trace.response_model, trace.response_id = _text_of(_MODEL, first), _text_of(_ID, first)
         self._ended.append((ctx, ended))
         if not self._wake.is_set():
             self._wake.set()
@@ -143,11 +163,22 @@ class Tracing:
             return
 
 
-def _model_of(first: bytes) -> str:
-    """The model that an answer's beginning names; quotes inside of JSON strings are escaped, so only a key can match."""
-    start = first.find(_MODEL, 0, _MODEL_WITHIN_BYTES)
+def _parameters_of(document: Mapping[str, Any]) -> dict[str, int | float]:
+    """What a body wants of the answer, as far as it is numbers."""
+    found: dict[str, int | float] = {}
+    for member, name in _PARAMETERS.items():
+        value: Any = document.get(member)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and abs(value) <= _MOST and (member, value) != ("n", 1):
+            found.setdefault(name, value)
+    return found
+
+
+def _text_of(key: bytes, first: bytes) -> str:
+    """What an answer's beginning says behind a key; quotes inside of JSON strings are escaped, so only a key can match."""
+    start = first.find(key, 0, _WITHIN_BYTES)
     if start < 0:
         return ""
-    start += len(_MODEL)
-    end = first.find(b'"', start, start + _MODEL_BYTES)
+    start += len(key)
+    end = first.find(b'"', start, start + _VALUE_BYTES)
     return first[start:end].decode("utf-8", "replace") if end > 0 else ""

@@ -12,16 +12,20 @@ from xxhash import xxh3_64_intdigest
 
 from serving.core.clock import Clock, monotonic
 from serving.core.context import Usage
+from serving.fleet.engine_load import EngineLoad
+from serving.fleet.report import SpeedReport
 from serving.fleet.store import Endpoint, EndpointStatus
 from serving.routing.chain import START
 from serving.routing.cost import DEFAULT_WEIGHTS, OBJECTIVES, Machine, Objective, Weights
 from serving.routing.decision import Decision, Reason
 from serving.routing.learn import Lessons
 from serving.routing.news import Desk
+from serving.routing.others import faded, others_of
 from serving.routing.policies import POLICIES
 from serving.routing.predict import TOKENS_PER_BYTE, PoolRates, Rates
 from serving.routing.prefix import Cache, PrefixIndex
 from serving.routing.question import Question
+from serving.routing.record import recorded
 from serving.routing.score import Scores, score
 from serving.routing.work import Choice, Ticket, Work, horizon_seconds
 
@@ -48,6 +52,10 @@ LIGHT_ERROR = 0.2
 LIGHT_REQUESTS = 15
 """Of sixteen small requests one is looked at fully, and learned from."""
 LIGHT_LOOKED_AT = 8
+MOST_FREE = 256
+"""Sets of endpoints with a free slot that are remembered, of each model."""
+TYPICAL_WEIGHT = 0.05
+"""Of the newest request in what a request takes on average."""
 NO_DEPTHS: Mapping[Cache, int] = {}
 STANDARD = OBJECTIVES["standard"]
 
@@ -63,6 +71,12 @@ class Group:
     """By the name of an objective: how small requests are chosen for."""
     revisions: list[tuple[float, Group]] = field(default_factory=list)
     """Where the candidates are of several revisions: the groups of each, with the sum of their shares up to it."""
+    has_slots: bool = False
+    """Endpoints take a number of requests at a time."""
+    free: dict[int, Group] = field(default_factory=dict)
+    """By the places of those that have a slot left, as bits: their groups."""
+    has_adapter: bool = False
+    """The model is a LoRA adapter of the one that the candidates serve: which of them has it loaded matters for any request."""
 
 
 class Light:
@@ -87,6 +101,8 @@ class Arrivals:
     last: float
     count: float = 0.0
     """Those of this gateway, since the beginning."""
+    prefill_seconds: float = 0.0
+    """Of a request, on average, where it was sent."""
 
     def note(self, now: float, requests: float = 1.0) -> None:
         passed = now - self.last
@@ -125,6 +141,9 @@ class Chooser:
         self._groups: dict[str, Group] = {}
         self._arrivals: dict[str, Arrivals] = {}
         self._turn = 0
+        self.gateways: Callable[[], int] = lambda: 1
+        """How many there are that give requests to the same engines, this one among them."""
+        self._slots_changed = 0
         self._desk: Desk | None = None
         self.decisions: dict[Reason, int] = {}
         """How many decisions each reason made; small requests and single candidates are not among them."""
@@ -140,6 +159,7 @@ class Chooser:
         desk = self._desk = Desk(self.index, self._arrivals, self._clock, silence_seconds=silence_seconds)
         for work in self._works.values():
             desk.meet(work)
+        self.gateways = lambda: desk.gateways
         return desk
 
     def choose(
@@ -163,6 +183,9 @@ class Chooser:
         group = self._group(model, candidates, tried)
         if group is None:
             return None
+        if group.has_slots:
+            group = self._free(group)
+        is_light = size_bytes < MOST_LIGHT_BYTES and not explained and not group.has_adapter
         if group.revisions:
             ask = partial(_same, ask())
             group = self._revision(group, ask())
@@ -172,7 +195,7 @@ class Chooser:
             return group.works[0].plain
         if self._pick is not None:
             return self._pick(group.works, ask, self._random).plain
-        if size_bytes >= MOST_LIGHT_BYTES or explained:
+        if not is_light:
             return self._least_cost(group, ask(), objective, explained)
         light = group.light.get(objective.name)
         if light is not None and light.left and size_bytes <= light.most_bytes:
@@ -184,13 +207,37 @@ class Chooser:
     def _group(self, model: str, candidates: Sequence[Endpoint], tried: Collection[str]) -> Group | None:
         if tried:
             candidates = [endpoint for endpoint in candidates if endpoint.name not in tried]
-            return self._group_of(candidates) if candidates else None
+            return self._group_for(model, candidates) if candidates else None
         known = self._groups.get(model)
         if known is None or known.candidates is not candidates:
             if not candidates:
                 return None
-            known = self._groups[model] = self._group_of(candidates)
+            known = self._groups[model] = self._group_for(model, candidates)
         return known
+
+    def _group_for(self, model: str, candidates: Sequence[Endpoint]) -> Group:
+        group = self._group_of(candidates)
+        group.has_adapter = candidates[0].model != model
+        group.has_slots = candidates[0].slots is not None
+        return group
+
+    def _free(self, group: Group) -> Group:
+        """Those that have a slot left; all, where none has: a retry must not fail by that."""
+        places, bit = 0, 1
+        for work in group.works:
+            if work.has_slot:
+                places |= bit
+            bit <<= 1
+        if not places or places == bit - 1:
+            return group
+        free = group.free.get(places)
+        if free is None:
+            if len(group.free) >= MOST_FREE:
+                group.free.clear()
+            free = self._group_of([each for place, each in enumerate(group.candidates) if places >> place & 1])
+            free.has_adapter = group.has_adapter
+            group.free[places] = free
+        return free
 
     def _shared(self, candidates: Sequence[Endpoint], ramping: Mapping[str, EndpointStatus]) -> Sequence[Endpoint]:
         """Let endpoints out of a choice as often as they are to have less than their part.
@@ -223,7 +270,7 @@ class Chooser:
         best, least = None, 0.0
         for work, base, more in costs:
             cost = base + more * work.in_flight
-            if work.waiting:
+            if work.queued:
                 cost += worth * work.waiting_seconds
             if best is None or cost < least or (cost == least and work.last_used < best.last_used):
                 best, least = work, cost
@@ -243,7 +290,7 @@ class Chooser:
             more = worth * ((1.0 + weights.decode * output) * rates.step_slope + added * (weights.decoders + weights.uneven))
             costs.append((work, base, more))
         cost_each = slowest * self.lessons.tokens_per_byte(choice.question.model)
-        return Light(_evened(costs), min(MOST_LIGHT_BYTES, LIGHT_SECONDS / cost_each), worth)
+        return Light(_with_others(_evened(costs)), min(MOST_LIGHT_BYTES, LIGHT_SECONDS / cost_each), worth)
 
     def _least_cost(self, group: Group, question: Question, objective: Objective, explained: bool) -> Choice:
         now = self._clock()
@@ -259,11 +306,19 @@ class Chooser:
         total = len(works)
         if total > MANY:
             works = self._some(group, depths, question.conversation)
-        arrivals = self._arrivals.get(model)
+        # What comes for a model's adapters comes to its engines, too.
+        base = group.works[0].endpoint.model
+        adapter = model if model != base else ""
+        if adapter and base in self._groups:
+            total = len(self._groups[base].works)
+        arrivals = self._arrivals.get(base)
         if arrivals is None:
-            arrivals = self._arrivals[model] = Arrivals(0.0, now, now)
+            arrivals = self._arrivals[base] = Arrivals(0.0, now, now)
         arrivals.note(now)
         arrivals.count += 1.0
+        shared_pieces = 0 if match is None or 0 < question.turn_pieces <= match.known else match.known
+        shared_charge = 1.0 if match is None else match.price_of_another(self._weights.shared_uses)
+        typical = arrivals.prefill_seconds
         scores = score(
             works,
             depths,
@@ -271,22 +326,40 @@ class Chooser:
             output=output,
             tokens_per_byte=per_byte,
             arrivals_per_second=arrivals.per_second / total,
+            typical_prefill=typical,
             objective=objective,
             weights=self._weights,
             now=now,
-            shared_pieces=0 if match is None or 0 < question.turn_pieces <= match.known else match.known,
-            shared_charge=1.0 if match is None else match.price_of_another(self._weights.shared_uses),
+            shared_pieces=shared_pieces,
+            shared_charge=shared_charge,
             explained=explained,
+            adapter=adapter,
         )
         best, reason = self._best(question, works, scores, objective, now, arrivals.per_second / total)
         self.decisions[reason] = self.decisions.get(reason, 0) + 1
         work = works[best]
+        arrivals.prefill_seconds += TYPICAL_WEIGHT * (scores.prefill[best] - typical)
         depth = depths.get(work.cache, 0)
         if not depth and question.chain:
             work.cold_at = now
         decision = None
         if explained:
-            decision = Decision(reason, work.endpoint.name, prompt, output, [each.endpoint for each in works], scores)
+            record = recorded(
+                works,
+                depths,
+                objective=objective,
+                weights=self._weights,
+                adapter=adapter,
+                now=now,
+                prompt=prompt,
+                output=output,
+                tokens_per_byte=per_byte,
+                arrivals_per_second=arrivals.per_second / total,
+                typical_prefill=typical,
+                shared_pieces=shared_pieces,
+                shared_charge=shared_charge,
+            )
+            decision = Decision(reason, work.endpoint.name, prompt, output, [each.endpoint for each in works], scores, record)
         choice = Choice(
             work.endpoint,
             work,
@@ -299,6 +372,8 @@ class Chooser:
             cached_tokens=START[depth] * per_byte,
             decision=decision,
         )
+        if adapter:
+            choice.adapter, choice.adapter_seconds = adapter, scores.adapter[best]
         if match is not None:
             choice.hold = self.index.hold(work.cache, match)
             if self._desk is not None:
@@ -387,6 +462,56 @@ class Chooser:
                 self._desk.end(ticket, 0)
         if gone:
             ticket.work.cache.clear()
+            ticket.work.adapters.forget()
+
+    def hear(self, endpoint: Endpoint, load: EngineLoad, in_flight: int) -> None:
+        """An engine has said how it is, while this gateway had at most `in_flight` requests there."""
+        work, now = self._work(endpoint), self._clock()
+        work.advance(now)
+        if load.adapter_slots is not None:
+            work.adapters.hear(load.adapter_slots, load.adapters_running or ())
+        known = max(in_flight, work.own_requests) + work.peers.requests
+        work.others_requests = max(0, int((load.running or 0.0) + (load.waiting or 0.0)) - known)
+        work.heard = work.others = others_of(
+            load,
+            known=known,
+            known_waiting=work.queued,
+            known_tokens=work.context_tokens,
+            cache_tokens=work.cache_tokens,
+        )
+        work.heard_at = now
+        self._share_slots(work)
+
+    def miss(self, endpoint: Endpoint, stale_seconds: float) -> None:
+        """It has said nothing: what it said last is believed less and less, and not at all when it is stale."""
+        work = self._works.get(endpoint.name)
+        if work is None:
+            return
+        now = self._clock()
+        work.advance(now)
+        share = max(0.0, 1.0 - (now - work.heard_at) / stale_seconds)
+        mates = (each for each in self._works.values() if each is not work and each.endpoint.pool == endpoint.pool)
+        fresh = [mate.others for mate in mates if now - mate.heard_at <= stale_seconds and mate.endpoint.model == endpoint.model]
+        others = work.others = faded(work.heard, share, fresh)
+        work.others_requests = 0 if others is None else round(others.running + others.waiting)
+        self._share_slots(work)
+
+    def slots_at(self, endpoint: Endpoint) -> int | None:
+        """How many requests this gateway may have there at a time; None: as many as there are."""
+        if endpoint.slots is None:
+            return None
+        work = self._work(endpoint)
+        return max(work.least, work.most - work.peers.requests)
+
+    @property
+    def slots_changed(self) -> int:
+        """How often `slots_at` may have become another number."""
+        return self._slots_changed + (0 if self._desk is None else self._desk.loads_heard)
+
+    def _share_slots(self, work: Work) -> None:
+        if work.endpoint.slots is not None:
+            work.share_slots(self.gateways())
+            self._slots_changed += 1
 
     def retain(self, names: Collection[str]) -> None:
         """Forget endpoints that are not among `names`, once nothing is under way there."""
@@ -400,6 +525,14 @@ class Chooser:
     def in_flight(self, name: str) -> int:
         work = self._works.get(name)
         return 0 if work is None else work.own_requests
+
+    def speed(self, endpoint: Endpoint) -> SpeedReport:
+        """What is learned of its engine by now, decoding with the requests that are under way, or with one."""
+        work = self._works.get(endpoint.name)
+        if work is None or work.endpoint != endpoint:
+            return SpeedReport()
+        work.refresh(self._clock())
+        return SpeedReport(work.rates.prefill_tokens_per_second, work.rates.decode_tokens_per_second(max(work.in_flight, 1)))
 
     def _group_of(self, candidates: Sequence[Endpoint]) -> Group:
         works = [self._work(endpoint) for endpoint in candidates]
@@ -450,7 +583,7 @@ def _one_of_several(looked_at: Sequence[tuple[Work, float, float]], worth: float
     best, fewest = None, 0
     for (work, _, _), cost in zip(looked_at, costs, strict=True):
         if cost <= most:
-            own = work.in_flight - work.peers.requests
+            own = work.own_requests
             if best is None or own < fewest or (own == fewest and work.last_used < best.last_used):
                 best, fewest = work, own
     assert best is not None
@@ -472,3 +605,8 @@ def _evened(costs: list[tuple[Work, float, float]]) -> list[tuple[Work, float, f
     close = [more for _, base, more in costs if base <= least * (1.0 + LIGHT_ERROR)]
     mean = sum(close) / len(close)
     return [(work, least, mean) if base <= least * (1.0 + LIGHT_ERROR) else (work, base, more) for work, base, more in costs]
+
+
+def _with_others(costs: list[tuple[Work, float, float]]) -> list[tuple[Work, float, float]]:
+    """The same with what endpoints have to do for others."""
+    return [(work, base + more * (0.0 if work.others is None else work.others.running), more) for work, base, more in costs]

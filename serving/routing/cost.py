@@ -45,6 +45,8 @@ class Objective:
     dollars_per_second: float
     ttft_seconds: float
     """From half of this time to the first token on, each second counts more and more."""
+    inter_chunk_seconds: float = 0.2
+    """What is to lie between two chunks on average; it is watched, and routing does not look at it."""
 
 
 OBJECTIVES = {

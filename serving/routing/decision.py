@@ -40,6 +40,8 @@ class Decision:
     output_tokens: float
     candidates: Sequence[Endpoint]
     scores: Scores
+    record: dict[str, Any]
+    """What the costs follow from; see `record`."""
 
     def as_data(self) -> dict[str, Any]:
         """The same as JSON has it, the cheapest candidate first."""

@@ -23,6 +23,8 @@ class PublicModel:
     listing: ListingSettings | None = None
     objective: RequestClass | None = None
     """The class of its requests; None: nothing is said."""
+    parent: str | None = None
+    """Of a LoRA adapter the model that it belongs to."""
 
 
 _PLAIN = ModelSettings()
@@ -40,4 +42,4 @@ def _public(name: str, settings: Mapping[str, ModelSettings]) -> PublicModel:
     model = settings.get(served, _PLAIN)
     fallbacks = tuple(served_name(fallback, settings) for fallback in model.fallbacks)
     field = own.reasoning_field or model.reasoning_field or "reasoning"
-    return PublicModel(name, served, fallbacks, field, own.listing, own.objective or model.objective)
+    return PublicModel(name, served, fallbacks, field, own.listing, own.objective or model.objective, model.adapter_of)

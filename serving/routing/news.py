@@ -137,6 +137,8 @@ class Desk:
             b"E": self._hear_end,
         }
         self.counts = NewsCounts()
+        self.loads_heard = 0
+        """How often what other gateways have under way has changed here."""
 
     # What the chooser says
 
@@ -234,10 +236,16 @@ class Desk:
                 counts = heard.said.scaled(share) if share > 0.0 else NOTHING
                 heard.work.hear(heard.counted, counts, now)
                 heard.counted = counts
+                self.loads_heard += 1
                 if share <= 0.0:
                     del peer.loads[number]
 
     # What is heard
+
+    @property
+    def gateways(self) -> int:
+        """Those that have said something lately, and this one."""
+        return 1 + len(self._peers)
 
     @property
     def peers(self) -> dict[bytes, tuple[int, int]]:
@@ -263,6 +271,7 @@ class Desk:
         if known is None:
             return
         now = self._clock()
+        self.loads_heard += 1
         for heard in known.loads.values():
             heard.work.hear(heard.counted, NOTHING, now)
         for hold in known.holds.values():
@@ -273,6 +282,7 @@ class Desk:
         if len(record) % LOAD_BYTES != 1:
             raise ValueError("no whole number of loads")
         now = self._clock()
+        self.loads_heard += 1
         for at in range(1, len(record), LOAD_BYTES):
             number, load = unpacked(record, at)
             work, heard = self._works.get(number), peer.loads.get(number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from serving.core.errors import InvalidRequest
 from serving.routing.cost import Objective
 from serving.routing.models import PublicModel
@@ -34,6 +36,12 @@ class Objectives:
         name = priority or model.objective
         return self._default if name is None else self._by_name[name]
 
+    def rows(self) -> Iterator[tuple[tuple[str, str], float]]:
+        """For a scrape: what each class is to keep, by objective and class."""
+        for name, objective in self._by_name.items():
+            yield ("ttft", name), objective.ttft_seconds
+            yield ("inter_chunk", name), objective.inter_chunk_seconds
+
 
 def _objective(name: str, settings: ObjectiveSettings) -> Objective:
-    return Objective(name, settings.dollars_per_hour / 3600.0, settings.ttft_seconds)
+    return Objective(name, settings.dollars_per_hour / 3600.0, settings.ttft_seconds, settings.inter_chunk_seconds)

@@ -25,6 +25,8 @@ SURE_AFTER = 10.0
 FORGET_SECONDS = 120.0
 """After so long without requests half of what was seen of one engine alone is forgotten, so that it is tried again."""
 EVEN_BATCHES = 4.0
+ADAPTER_SECONDS = 0.3
+"""What loading a LoRA adapter is taken to last before one was seen: some hundred megabytes from the host's memory or a disk."""
 FARTHEST = 20.0
 """An observation may be at most this many times more or less than what is believed; beyond that something else is at work."""
 
@@ -64,12 +66,14 @@ class Mean:
 class PoolRates:
     """The rates of the engines of one pool, learned online from all of them together."""
 
-    __slots__ = ("_n", "_nn", "_nt", "_t", "_weight", "prefill_seconds", "prior", "step", "step_slope")
+    __slots__ = ("_n", "_nn", "_nt", "_t", "_weight", "adapter_seconds", "prefill_seconds", "prior", "step", "step_slope")
 
     def __init__(self, prior: Rates) -> None:
         self.prior = prior
         self.prefill_seconds = Mean(1.0 / prior.prefill_tokens_per_second, PRIOR_WEIGHT)
         """Of one token of a prompt that is not cached."""
+        self.adapter_seconds = Mean(ADAPTER_SECONDS, PRIOR_WEIGHT)
+        """Of loading a LoRA adapter."""
         self.step = prior.step_seconds
         self.step_slope = prior.step_seconds_per_sequence
         self._weight = self._n = self._t = self._nn = self._nt = 0.0
@@ -108,6 +112,15 @@ class EngineRates:
         self.cache_trust = Mean(1.0, OWN_AFTER)
         """What part of the tokens that should be cached are."""
         self.refresh(0.0)
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """Of tokens that are not cached; None while nothing of the pool was seen, so that there is but a prior."""
+        return 1.0 / self.prefill_seconds if self._pool.prefill_seconds.count > PRIOR_WEIGHT else None
+
+    def decode_tokens_per_second(self, sequences: int) -> float | None:
+        """Of so many running requests together; None as above."""
+        return sequences / (self.step + self.step_slope * sequences) if self._pool.steps_seen else None
 
     def refresh(self, idle_seconds: float) -> None:
         """Take up what the pool has learned. What was seen of this engine alone counts less the longer ago that was."""

@@ -15,15 +15,19 @@ _NOTHING_SAID = PoolRoutingSettings()
 _RATES = ("prefill_tokens_per_second", "step_seconds", "step_seconds_per_sequence", "sequences", "cache_tokens")
 
 
-def chooser_of(settings: RoutingSettings, ramping: Callable[[], Mapping[str, EndpointStatus]] = dict) -> Chooser:
-    """`ramping`: the endpoints that start slowly, by name."""
+def chooser_of(
+    settings: RoutingSettings,
+    ramping: Callable[[], Mapping[str, EndpointStatus]] = dict,
+    dollars_per_second: Callable[[str, str], float | None] = lambda pool, target: None,
+) -> Chooser:
+    """`ramping`: the endpoints that start slowly, by name. `dollars_per_second`: the price of an endpoint by pool and target."""
 
     def pool(endpoint: Endpoint) -> PoolRoutingSettings:
         return settings.pools.get(endpoint.pool, _NOTHING_SAID)
 
     return Chooser(
         prior=lambda endpoint: _rates(pool(endpoint)),
-        machine=lambda endpoint: _machine(pool(endpoint)),
+        machine=lambda endpoint: _machine(pool(endpoint), dollars_per_second(endpoint.pool, endpoint.target)),
         index_bytes=settings.index_bytes,
         policy=settings.policy,
         ramping=ramping,
@@ -35,6 +39,5 @@ def _rates(pool: PoolRoutingSettings) -> Rates:
     return Rates(**{name: getattr(_GENERIC, name) for name in _RATES} | given)
 
 
-def _machine(pool: PoolRoutingSettings) -> Machine:
-    dollars = pool.dollars_per_hour if pool.elastic and pool.dollars_per_hour is not None else 0.0
-    return Machine(dollars / 3600.0, pool.revision, pool.weight)
+def _machine(pool: PoolRoutingSettings, dollars_per_second: float | None) -> Machine:
+    return Machine(dollars_per_second if pool.elastic and dollars_per_second else 0.0, pool.revision, pool.weight)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serving.fleet.store import Endpoint
+from serving.routing.adapters import AdapterSlots
 from serving.routing.decision import Decision
+from serving.routing.others import Others
 from serving.routing.peer_load import NOTHING, PeerLoad
 from serving.routing.predict import EngineRates, PoolRates
 from serving.routing.prefix import Cache, Hold
@@ -16,6 +18,8 @@ OVERDUE_SHARE = 0.25
 ROOM_MARGIN = 1.5
 """An engine is taken to have so much more room than was said, since requests are rarely as long as they may be."""
 MUCH_SLOWER = 3.0
+NO_SLOTS = 2**31
+"""More than any engine has."""
 NEWS_SECONDS = 0.25
 """How long it takes at most until something that another gateway did is known here, if it is told at all."""
 HORIZON_SECONDS = 30.0
@@ -32,9 +36,11 @@ class Ticket:
 
     __slots__ = ("endpoint", "work")
 
+    began: float = 0.0
     question: Question | None = None
     ttft_seconds: float | None = None
     cached_tokens: float = 0.0
+    prefill_seconds: float = 0.0
     decision: Decision | None = None
 
     def __init__(self, endpoint: Endpoint, work: Work) -> None:
@@ -46,6 +52,8 @@ class Choice(Ticket):
     """A ticket with everything that was predicted for it, so that it can be learned from."""
 
     __slots__ = (
+        "adapter",
+        "adapter_seconds",
         "alone",
         "area",
         "began",
@@ -55,6 +63,7 @@ class Choice(Ticket):
         "decision",
         "first",
         "hold",
+        "loads_adapter",
         "news",
         "news_from",
         "output_tokens",
@@ -81,7 +90,7 @@ class Choice(Ticket):
         self.endpoint = endpoint
         self.work = work
         self.question: Question = question
-        self.prefill_seconds = prefill_seconds
+        self.prefill_seconds: float = prefill_seconds
         """Predicted, as all of these."""
         self.ttft_seconds: float = ttft_seconds
         self.output_tokens = output_tokens
@@ -98,6 +107,12 @@ class Choice(Ticket):
         self.began = 0.0
         self.first = 0.0
         """When the first token came; 0: it did not, or could not be seen."""
+        self.adapter = ""
+        """The LoRA adapter that it asks for."""
+        self.adapter_seconds = 0.0
+        """Predicted, of the wait for that."""
+        self.loads_adapter = False
+        """The adapter is loaded for it, with nothing else ahead."""
         self.alone = False
         """Nobody else was waiting for a first token meanwhile."""
         self.area = 0.0
@@ -108,6 +123,7 @@ class Work:
     """The load and the learned rates of one endpoint."""
 
     __slots__ = (
+        "adapters",
         "area",
         "began",
         "cache",
@@ -118,13 +134,19 @@ class Work:
         "dollars_per_second",
         "endpoint",
         "free_at",
+        "heard",
+        "heard_at",
         "in_flight",
         "last_change",
         "last_first",
         "last_used",
         "learned_at",
+        "least",
+        "most",
         "name",
         "number",
+        "others",
+        "others_requests",
         "own_prefilled",
         "peers",
         "plain",
@@ -145,6 +167,7 @@ class Work:
         self.plain = Ticket(endpoint, self)
         self.rates = EngineRates(pool)
         self.cache = cache
+        self.adapters = AdapterSlots(pool.adapter_seconds)
         self.cache_tokens = ROOM_MARGIN * pool.prior.cache_tokens
         self.sequences = pool.prior.sequences
         self.dollars_per_second = dollars_per_second
@@ -156,6 +179,17 @@ class Work:
         """By which gateways name it to each other."""
         self.recent: list[Choice] = []
         """First tokens of the last moments, as long as others may still say that they were waiting, too."""
+        self.most = NO_SLOTS if endpoint.slots is None else endpoint.slots
+        """Requests that all gateways that are known may have there at a time."""
+        self.least = 1
+        """Of these, as many are this gateway's in any case."""
+        self.others: Others | None = None
+        """What it has to do for others of which no gateway tells, as far as that is known; None: nothing shows."""
+        self.others_requests = 0
+        """The same as a number, without the margin for what is on its way: slots are not given twice."""
+        self.heard: Others | None = None
+        """The same as the engine said it last, at `heard_at`."""
+        self.heard_at = float("-inf")
         self.refreshed_at = now
         self.learned_at = now
         """When something was seen of its rates."""
@@ -189,7 +223,10 @@ class Work:
         self.advance(now)
         seconds = choice.prefill_seconds
         choice.began, choice.area, choice.prefill_area = now, self.area, self.prefill_area
-        choice.alone = not self.queued
+        self.context_tokens += choice.context_tokens
+        choice.alone = not self.queued and (self.others is None or not self.others.waiting)
+        if choice.adapter and not self._begin_adapter(choice):
+            return
         if self.waiting:
             for other in self.waiting:
                 other.alone = False
@@ -197,7 +234,6 @@ class Work:
         self.queued += 1
         self.waiting_seconds += seconds
         self.free_at = (self.free_at if self.free_at > now else now) + seconds
-        self.context_tokens += choice.context_tokens
 
     def first_token(self, choice: Choice, now: float) -> None:
         """Prompts are taken in order, so that what is left is what began later."""
@@ -208,10 +244,13 @@ class Work:
         took = now - max(choice.began, self.last_first)
         self.last_first = now
         rates = self.rates
-        if choice.news:
+        expected = choice.prefill_seconds + rates.step + rates.step_slope * self.in_flight + choice.adapter_seconds
+        if choice.loads_adapter:
+            self.adapters.load_seconds.learn(max(0.0, took - expected + choice.adapter_seconds))
+        elif choice.news:
             # Others may have been ahead that are not known yet, so that what it took says nothing before its answer ends.
             self.recent = [each for each in self.recent if now - each.first < NEWS_SECONDS] + [choice]
-        elif took > MUCH_SLOWER * (choice.prefill_seconds + rates.step + rates.step_slope * self.in_flight):
+        elif took > MUCH_SLOWER * expected:
             # Not to be waited for until the answer's end says it exactly.
             self.learned_at = now
             rates.learn_prefill(choice.prefill_seconds / rates.prefill_seconds, took)
@@ -220,8 +259,21 @@ class Work:
         self._written(choice)
         self.free_at = now + self.waiting_seconds
 
+    def _begin_adapter(self, choice: Choice) -> bool:
+        """Returns whether it has a slot for its adapter. One that has none waits aside, and holds up nobody's prefill."""
+        adapters = self.adapters
+        was_there = adapters.has(choice.adapter)
+        adapters.begin(choice.adapter)
+        is_there = adapters.has(choice.adapter)
+        # What the first token says of the load says nothing of the prefill.
+        choice.loads_adapter = choice.alone and not was_there and is_there
+        choice.alone = choice.alone and was_there
+        return is_there
+
     def end(self, choice: Choice, now: float) -> None:
         self.advance(now)
+        if choice.adapter:
+            self.adapters.end(choice.adapter)
         if choice in self.waiting:
             self._leaves(choice)
             self.free_at = max(now, min(self.free_at, now + self.waiting_seconds))
@@ -233,6 +285,17 @@ class Work:
         """Take up what was learned at other endpoints of the pool."""
         self.refreshed_at = now
         self.rates.refresh(now - self.learned_at)
+
+    def share_slots(self, gateways: int) -> None:
+        """Leave to others what they use of its slots; this gateway has one in any case, or an even part of several."""
+        if self.endpoint.slots is not None:
+            self.most = self.endpoint.slots - self.others_requests
+            self.least = max(1, self.endpoint.slots // gateways) if gateways > 1 else 1
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether this gateway may send one more request there."""
+        return self.in_flight < self.most or self.in_flight - self.peers.requests < self.least
 
     def wait_seconds(self, now: float) -> float:
         """Until the prefill that is ahead of a new request is done."""
@@ -251,6 +314,8 @@ class Work:
         if passed <= 0.0:
             return
         self.area += (self.in_flight - self.queued) * passed
+        if self.others is not None:
+            self.area += self.others.running * passed
         horizon = horizon_seconds(now - self.began)
         self.prefill_share *= horizon / (horizon + passed)
         self.last_change = now

@@ -22,7 +22,6 @@ VALUES: dict[str, tuple[str, ...]] = {
     "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
     "tier": ("fs",),
     "stage": ("waiting_to_start", "in_progress", "completed_waiting"),
-    "position": ("0",),
     "backend": ("cpu",),
     "page_cache": ("false",),
     "lazy_offload": ("false",),

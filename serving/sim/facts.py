@@ -40,6 +40,8 @@ class Facts:
     rejections: Counter[str] = field(default_factory=Counter)
     drafts: int = 0
     accepted_tokens: int = 0
+    accepted_at: Counter[int] = field(default_factory=Counter)
+    """Accepted tokens by their place in the draft, from 0 on."""
 
     def observe(self, name: str, value: float) -> None:
         self.histograms[f"vllm:{name}"].observe(value)
@@ -48,6 +50,12 @@ class Facts:
         """A sequence was scheduled for the first time."""
         self.prefix_queries += sequence.prompt_tokens
         self.prefix_hits += sequence.cached_tokens or 0
+
+    def drafted(self, accepted: int) -> None:
+        """A step of a request that guessed, and of whose guesses the first so many were right."""
+        self.drafts += 1
+        self.accepted_tokens += accepted
+        self.accepted_at.update(range(accepted))
 
     def first_token(self, sequence: Sequence, seconds: float) -> None:
         self.prompt_tokens += sequence.prompt_tokens

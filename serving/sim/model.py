@@ -155,7 +155,8 @@ class EngineModel:
         if not shares:
             self._step_ends = None
             return
-        seconds = self.rates.seconds(_batch(shares)) * self.slow_factor
+        adapters = self.scheduler.load_adapters(shares) if self.limits.max_loras else 0
+        seconds = self.rates.seconds(_batch(shares, adapters)) * self.slow_factor
         if self.rates.jitter:
             seconds *= max(0.1, self._random.gauss(1.0, self.rates.jitter))
         self._step_began, self._step_ends = now, now + seconds
@@ -182,8 +183,7 @@ class EngineModel:
 
     def _yielded(self, sequence: Sequence, count: int, now: float) -> None:
         if self.rates.tokens_per_step > 1 and sequence.generated_tokens:
-            self.facts.drafts += 1
-            self.facts.accepted_tokens += count - 1
+            self.facts.drafted(count - 1)
         sequence.generated_tokens += count
         sequence.computed_tokens += count - 1
         if sequence.first_token_seconds is None:
@@ -219,7 +219,7 @@ class EngineModel:
         heapq.heappush(self._leaving, (now + delay, self._number, call))
 
 
-def _batch(shares: list[Share]) -> Batch:
+def _batch(shares: list[Share], adapters: int) -> Batch:
     prefill_tokens = sequences = context_tokens = 0
     pairs = 0.0
     for share in shares:
@@ -230,4 +230,4 @@ def _batch(shares: list[Share]) -> Batch:
         else:
             prefill_tokens += tokens
             pairs += tokens * (sequence.computed_tokens + tokens / 2)
-    return Batch(prefill_tokens, pairs, sequences, context_tokens)
+    return Batch(prefill_tokens, pairs, sequences, context_tokens, adapters)

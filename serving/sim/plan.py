@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from serving.catalog.load import find_profile
@@ -35,6 +36,8 @@ class EnginePlan:
     capacity_blocks: int
     token_bytes: int = 4
     answer_tokens: int | None = None
+    speculated_tokens: int = 0
+    """How many tokens a draft has, as the profile says."""
     adapters: tuple[str, ...] = ()
     adapters_may_change: bool = False
     ranks: int = 1
@@ -51,6 +54,11 @@ class EnginePlan:
     def usable_blocks(self) -> int:
         """vLLM keeps one block for nothing; a whole context always has room."""
         return max(self.capacity_blocks - 1, -(-self.limits.max_model_len // self.block_tokens))
+
+    @property
+    def draft_tokens(self) -> int:
+        """As many as a step yields beyond the sure one, at least."""
+        return max(self.speculated_tokens, math.ceil(self.rates.tokens_per_step) - 1)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -96,6 +104,7 @@ def plan(catalog: Catalog, name: str, *, adapters: tuple[str, ...] = ()) -> Engi
         capacity_blocks=max(1, simulation.kv_capacity_tokens // block_tokens),
         token_bytes=simulation.bytes_per_token,
         answer_tokens=simulation.answer_tokens,
+        speculated_tokens=profile.speculation.draft_tokens if profile.speculation is not None else 0,
         adapters=named,
         adapters_may_change=profile.environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") in ("1", "true", "True"),
         ranks=_whole(profile, "data-parallel-size", 1),

@@ -18,6 +18,8 @@ class Batch:
     """That get their next token."""
     context_tokens: int = 0
     """That these look back on, in all."""
+    adapters: int = 0
+    """That are loaded before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Rates:
     step_seconds_per_context_token: float = 0.0
     prefill_seconds_per_token_pair: float = 0.0
     request_seconds: float = 0.0
+    adapter_seconds: float = 0.0
+    """Of bringing a LoRA adapter into a slot."""
     tokens_per_step: float = 1.0
     jitter: float = 0.0
 
@@ -44,4 +48,5 @@ class Rates:
             + batch.prefill_token_pairs * self.prefill_seconds_per_token_pair
             + batch.sequences * self.step_seconds_per_sequence
             + batch.context_tokens * self.step_seconds_per_context_token
+            + batch.adapters * self.adapter_seconds
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from serving.sim.blocks import BlockPool
@@ -46,6 +47,8 @@ class Scheduler:
         self.deferred = 0
         """Waiting requests that only lack a slot for their adapter."""
         self._scheduled: set[Sequence] = set()
+        self._adapters: OrderedDict[str, None] = OrderedDict()
+        """Those that are loaded, the one that was used longest ago first."""
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=self._rank)
@@ -96,6 +99,20 @@ class Scheduler:
                 shares.append(share)
                 self._scheduled.add(sequence)
         return shares, preempted
+
+    def load_adapters(self, shares: list[Share]) -> int:
+        """Have the adapters of a step in their slots. Returns how many had to be brought in, each in the place of the one that
+        was used longest ago."""
+        loaded = self._adapters
+        asked = dict.fromkeys(share.sequence.adapter for share in shares if share.sequence.adapter)
+        missing = sum(adapter not in loaded for adapter in asked)
+        for adapter in asked:
+            if adapter is not None:
+                loaded[adapter] = None
+                loaded.move_to_end(adapter)
+        while len(loaded) > self.limits.max_loras:
+            loaded.popitem(last=False)
+        return missing
 
     def _start_waiting(self, budget: int, yields: int, shares: list[Share]) -> list[Sequence]:
         started: list[Sequence] = []

@@ -59,7 +59,7 @@ def _samples(plan: EnginePlan, model: EngineModel) -> dict[str, Samples]:
         "prompt_tokens_cached": facts.cached_prompt_tokens,
         "generation_tokens": facts.generation_tokens,
         "spec_decode_num_drafts": facts.drafts,
-        "spec_decode_num_draft_tokens": facts.drafts,
+        "spec_decode_num_draft_tokens": facts.drafts * plan.draft_tokens,
         "spec_decode_num_accepted_tokens": facts.accepted_tokens,
     }
     samples: dict[str, Samples] = {f"vllm:{name}": [({}, value)] for name, value in single.items()}
@@ -76,6 +76,8 @@ def _samples(plan: EnginePlan, model: EngineModel) -> dict[str, Samples]:
     }
     for name, (label, values) in by_label.items():
         samples[f"vllm:{name}"] = [({label: value}, count) for value, count in values.items()]
+    places = range(max(1, plan.draft_tokens))
+    samples["vllm:spec_decode_num_accepted_tokens_per_pos"] = [({"position": str(at)}, facts.accepted_at[at]) for at in places]
     samples["vllm:cache_config_info"] = [(_cache_config(plan, model), 1)]
     return samples
 

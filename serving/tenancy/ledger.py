@@ -13,8 +13,9 @@ from typing import Any
 
 from serving.core.clock import Clock, monotonic, wall_seconds
 from serving.core.context import RequestContext
+from serving.core.money import UNPRICED
 from serving.ledger_settings import LedgerSettings
-from serving.tenancy.prices import NOTHING, UNKNOWN_COST, Prices
+from serving.tenancy.prices import NANODOLLARS, NOTHING, UNKNOWN_COST, Prices
 from serving.tenancy.tenants import Identity
 
 Record = tuple[Any, ...]
@@ -99,4 +100,12 @@ class Ledger:
             ended - ctx.arrived,
             (ctx.first_token or ctx.first_byte) - ctx.arrived if answered else None,
             *cost,
+            *(_NO_MACHINE if ctx.machine is UNPRICED else [_nanodollars(part) for part in ctx.machine]),
         )
+
+
+_NO_MACHINE = (None,) * len(UNPRICED)
+
+
+def _nanodollars(dollars: float | None) -> int | None:
+    return None if dollars is None else round(dollars * NANODOLLARS)

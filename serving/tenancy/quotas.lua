@@ -185,5 +185,19 @@ local function pay()
   return '1'
 end
 
-local operations = {reserve = reserve, settle = settle, renew = renew, adopt = adopt, pay = pay}
+-- What is used, for the case that this store is lost: open, day, nano-dollars, then kind, age and amount of each slice
+local function peek()
+  expire_leases()
+  local window = read_window()
+  local spent = tonumber(redis.call('HGET', KEYS[4], now_day) or '0')
+  local told = {string.format('%d %d %.0f', redis.call('ZCARD', KEYS[2]), now_day, spent)}
+  for _, kind in ipairs({'r', 't'}) do
+    for _, entry in ipairs(window[kind].slices) do
+      table.insert(told, string.format('%s %d %.0f', kind, seconds - entry[1], entry[2]))
+    end
+  end
+  return table.concat(told, ' ')
+end
+
+local operations = {reserve = reserve, settle = settle, renew = renew, adopt = adopt, pay = pay, peek = peek}
 return operations[ARGV[1]]()

@@ -43,11 +43,6 @@ class Limits:
     nano_dollars: int | None = None
     """Each day of UTC."""
 
-    def share(self, replicas: int) -> Limits:
-        """One gateway's part of them, and at least one of each: a part of nothing would shut the tenant out."""
-        parts = (self.requests, self.tokens, self.concurrency, self.nano_dollars)
-        return Limits(*(None if part is None else max(1, part // replicas) for part in parts))
-
 
 class Claim(NamedTuple):
     """What a request takes, or took."""
@@ -111,6 +106,25 @@ class Quotas(Protocol):
         ...
 
 
+class Own(Protocol):
+    """What one gateway counts of one tenant."""
+
+    @property
+    def requests(self) -> Window: ...
+
+    @property
+    def tokens(self) -> Window: ...
+
+    @property
+    def open(self) -> int: ...
+
+    @property
+    def day(self) -> int: ...
+
+    @property
+    def nano_dollars(self) -> int: ...
+
+
 class _Counts:
     """One tenant's."""
 
@@ -168,6 +182,14 @@ class LocalQuotas:
     def standing(self, tenant: str, limits: Limits) -> Standing:
         now = self._clock()
         return _standing(self._counts(tenant, now, self._wall()), limits, now)
+
+    def own(self, tenant: str) -> Own:
+        """What is counted of the tenant now."""
+        return self._counts(tenant, self._clock(), self._wall())
+
+    def all_open(self) -> dict[str, tuple[int, int, int]]:
+        """Of each tenant the open requests, the day and its nano-dollars."""
+        return {name: (counts.open, counts.day, counts.nano_dollars) for name, counts in self._tenants.items()}
 
     def _take(self, tenant: str, counts: _Counts, claim: Claim, now: float) -> Reservation:
         counts.requests.add(now, claim.requests)

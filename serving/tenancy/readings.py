@@ -48,6 +48,25 @@ class QueueReadings:
             yield (model,), slots.in_use
 
 
+def limits_set(names: Iterable[str], tenants: Tenants, admission: Admission) -> Rows:
+    """Of each tenant that has some, the limits themselves."""
+    for name in names:
+        tenant = tenants.find(name)
+        limits = admission.limits_of(tenant) if tenant is not None else None
+        if limits is None:
+            continue
+        dollars = None if limits.nano_dollars is None else limits.nano_dollars / NANODOLLARS
+        known = (
+            (Limit.REQUESTS, limits.requests),
+            (Limit.TOKENS, limits.tokens),
+            (Limit.CONCURRENCY, limits.concurrency),
+            (Limit.DOLLARS, dollars),
+        )
+        for limit, most in known:
+            if most is not None:
+                yield (name, limit), most
+
+
 def limits_left(names: Iterable[str], tenants: Tenants, admission: Admission, quotas: Quotas) -> Rows:
     """Of each limit of each of the tenants that have some."""
     for name in names:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from importlib.resources import files
 from typing import Any
@@ -22,8 +24,10 @@ from redis.exceptions import NoScriptError, RedisError
 from serving.core.clock import Clock, monotonic
 from serving.core.errors import Unavailable
 from serving.limit_settings import LimitStoreSettings
+from serving.tenancy.outage import Others, Outage, others_of
 from serving.tenancy.owed import Owed
 from serving.tenancy.quotas import NOTHING, Claim, Limit, Limits, LocalQuotas, Reservation, Standing, Verdict
+from serving.tenancy.window import WINDOW_SECONDS
 
 log = logging.getLogger("serving.limits")
 
@@ -33,6 +37,10 @@ CONNECT_SECONDS = 1.0
 """For a store that was down to connect and answer; no request waits for it."""
 LATE_TURNS = 5
 """Of the event loop, after the time is up: what has come meanwhile is read in them."""
+PEEK_SECONDS = 1.0
+"""How old what is known of other gateways' use may be when the store is lost."""
+MOST_PEEKED = 1024
+"""Tenants of which it is asked for."""
 _FAILURES = (RedisError, OSError, TimeoutError, ValueError)
 """ValueError: it answers, and not what the script answers."""
 
@@ -67,6 +75,21 @@ class _Call:
             self.answer.set_result(fields)
 
 
+class _Peek(_Call):
+    """Asks what all gateways together have used."""
+
+    __slots__ = ("told",)
+
+    def __init__(self, tenant: str, told: Callable[[str, str], None]) -> None:
+        super().__init__(tenant, "peek")
+        self.told = told
+
+    def resolve(self, reply: Any) -> None:
+        if not isinstance(reply, bytes):
+            raise ValueError(f"the store answers {reply!r}")
+        self.told(self.tenant, reply.decode("ascii"))
+
+
 class SharedQuotas:
     """Asks the store in batches: all calls that came while the last batch was under way go together."""
 
@@ -96,6 +119,13 @@ class SharedQuotas:
         self._open: dict[str, Reservation] = {}
         self._owed: dict[str, Owed] = {}
         """By tenant: what ended while the store was away and had not been counted there."""
+        self._others: dict[str, Others] = {}
+        """By tenant, as the store said last."""
+        self._asked: OrderedDict[str, float] = OrderedDict()
+        """When each tenant was asked for here last, the longest ago first."""
+        self._peeked = 0.0
+        self._outage = Outage(-math.inf, self._replicas, {}, {})
+        """The present one, or the last; before the store was ever there nobody has used anything of it."""
         self._renewed = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -139,6 +169,8 @@ class SharedQuotas:
 
     async def _ask(self, tenant: str, limits: Limits, claim: Claim) -> Verdict:
         identity = self._identity()
+        self._asked[tenant] = self._clock()
+        self._asked.move_to_end(tenant)
         most = (
             -1 if each is None else each for each in (limits.requests, limits.tokens, limits.concurrency, limits.nano_dollars)
         )
@@ -160,6 +192,10 @@ class SharedQuotas:
             max(0, (limits.concurrency or 0) - int(open_)),
             max(0, (limits.nano_dollars or 0) - int(spent)),
         )
+        if (others := self._others.get(tenant)) is not None:
+            mine = (*claim, 1) if refused_by == "-" else (0, 0, 0, 0)
+            before = (int(total) - part for total, part in zip((requests, tokens, spent, open_), mine, strict=True))
+            others.hear(self._local.own(tenant), self._clock(), *before)
         if refused_by != "-":
             return Verdict(None, standing, Limit(refused_by), int(wait_ms) / 1000)
         reservation = self._local.take(tenant, claim)
@@ -178,7 +214,11 @@ class SharedQuotas:
                 code="limit_store_unavailable",
                 retry_after_seconds=max(1, round(self._settings.retry_seconds)),
             )
-        verdict = self._local.reserve(tenant, limits.share(self._replicas), claim)
+        now, own = self._clock(), self._local.own(tenant)
+        verdict = self._local.reserve(tenant, self._outage.limits(tenant, limits, own, now), claim)
+        if verdict.refused_by in (Limit.REQUESTS, Limit.TOKENS):
+            seconds = self._outage.wait_seconds(tenant, limits, own, now, claim.requests, claim.tokens)
+            verdict = verdict._replace(wait_seconds=seconds)
         if verdict.reservation is not None:
             verdict.reservation.id = self._identity()
             self._open[verdict.reservation.id] = verdict.reservation
@@ -205,10 +245,12 @@ class SharedQuotas:
             if not self._calls:
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._settings.lease_seconds / 3):
+                    async with asyncio.timeout(PEEK_SECONDS if self._asked else self._settings.lease_seconds / 3):
                         await self._wake.wait()
             if self._clock() - self._renewed > self._settings.lease_seconds / 3:
                 self._renew()
+            if self._clock() - self._peeked >= PEEK_SECONDS:
+                self._peek()
             batch, self._calls = self._calls[:BATCH_CALLS], self._calls[BATCH_CALLS:]
             if batch:
                 await self._send(batch)
@@ -260,6 +302,23 @@ class SharedQuotas:
         # The braces keep one tenant's keys at one node of a Redis cluster.
         return [f"{self._settings.key_prefix}:{{{tenant}}}:{name}" for name in ("window", "open", "claims", "dollars", "marks")]
 
+    def _peek(self) -> None:
+        """Ask what is left of the limits of those who were here lately, since the store may be lost before the next time."""
+        now = self._peeked = self._clock()
+        asked = self._asked
+        while asked and (len(asked) > MOST_PEEKED or now - next(iter(asked.values())) > WINDOW_SECONDS):
+            self._others.pop(asked.popitem(last=False)[0], None)
+        if self._settings.when_down == "local_share":
+            self._calls += [_Peek(tenant, self._told) for tenant in asked]
+
+    def _told(self, tenant: str, reply: str) -> None:
+        others_of(reply, self._local.own(tenant), self._clock())  # so that what makes no sense is the store's failure
+        # After those whose reservations came with the same answer have taken note of them.
+        asyncio.get_running_loop().call_soon(self._note, tenant, reply)
+
+    def _note(self, tenant: str, reply: str) -> None:
+        self._others[tenant] = others_of(reply, self._local.own(tenant), self._clock())
+
     def _renew(self) -> None:
         self._renewed = self._clock()
         by_tenant: dict[str, list[str]] = {}
@@ -304,8 +363,9 @@ class SharedQuotas:
     def _lose(self, error: Exception, batch: list[_Call]) -> None:
         """The store is down from now on: nobody waits for it any more, and what nobody waits for is told it later."""
         self.is_up = False
+        self._outage = Outage(self._clock(), self._replicas, dict(self._others), self._local.all_open())
         calls = batch + self._calls
-        self._calls = [call for call in calls if call.answer is None]
+        self._calls = [call for call in calls if call.answer is None and not isinstance(call, _Peek)]
         for call in calls:
             if call.answer is not None and not call.answer.done():
                 call.answer.set_exception(_Lost())
@@ -315,5 +375,5 @@ class SharedQuotas:
     def _say_down(self, why: str) -> None:
         mode = "requests of limited tenants are refused"
         if self._settings.when_down == "local_share":
-            mode = f"this gateway allows one part in {self._replicas} of each limit"
+            mode = f"this gateway allows one part in {self._replicas} of what is left of each limit"
         log.warning("the limit store is lost: %s; %s until it answers", why, mode)

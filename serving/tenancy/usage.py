@@ -32,6 +32,10 @@ _SUMS = {
     "prompt_nanodollars": "sum(prompt_nanodollars)",
     "cached_nanodollars": "sum(cached_nanodollars)",
     "output_nanodollars": "sum(output_nanodollars)",
+    "machine_prompt_nanodollars": "sum(machine_prompt_nanodollars)",
+    "machine_cached_nanodollars": "sum(machine_cached_nanodollars)",
+    "machine_output_nanodollars": "sum(machine_output_nanodollars)",
+    "machine_failed_nanodollars": "sum(machine_failed_nanodollars)",
     "estimated": "sum(estimated)",
     "tokens_unknown": f"sum(CASE WHEN {_ANSWERED} AND prompt_tokens IS NULL THEN 1 ELSE 0 END)",
     "dollars_unknown": f"sum(CASE WHEN {_ANSWERED} AND (prompt_nanodollars IS NULL"
@@ -57,6 +61,12 @@ class UsageRow:
     """For the prompt tokens that were not cached."""
     cached_dollars: float | None
     output_dollars: float | None
+    machine_prompt_dollars: float | None
+    """What the machines cost meanwhile, as docs/cost.md says; nobody is charged that."""
+    machine_cached_dollars: float | None
+    machine_output_dollars: float | None
+    machine_failed_dollars: float | None
+    """Of attempts that gave no answer."""
     estimated: int
     """Requests whose tokens are a guess, since the answer broke off."""
     tokens_unknown: int
@@ -66,13 +76,28 @@ class UsageRow:
 
     @property
     def dollars(self) -> float | None:
-        known = [part for part in (self.prompt_dollars, self.cached_dollars, self.output_dollars) if part is not None]
-        return sum(known) if known else None
+        """What is charged."""
+        return _sum_of_known(self.prompt_dollars, self.cached_dollars, self.output_dollars)
+
+    @property
+    def machine_dollars(self) -> float | None:
+        parts = (self.machine_prompt_dollars, self.machine_cached_dollars, self.machine_output_dollars)
+        return _sum_of_known(*parts, self.machine_failed_dollars)
 
     def as_dict(self, by: Sequence[str]) -> dict[str, Any]:
         """For JSON and CSV: the group's names first."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "group"}
-        return {**dict(zip(by, self.group, strict=True)), **fields, "dollars": self.dollars}
+        return {
+            **dict(zip(by, self.group, strict=True)),
+            **fields,
+            "dollars": self.dollars,
+            "machine_dollars": self.machine_dollars,
+        }
+
+
+def _sum_of_known(*parts: float | None) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None
 
 
 def read_usage(
@@ -108,6 +133,10 @@ def _row(group: Sequence[Any], sums: Mapping[str, Any]) -> UsageRow:
         prompt_dollars=_dollars(counts["prompt_nanodollars"]),
         cached_dollars=_dollars(counts["cached_nanodollars"]),
         output_dollars=_dollars(counts["output_nanodollars"]),
+        machine_prompt_dollars=_dollars(counts["machine_prompt_nanodollars"]),
+        machine_cached_dollars=_dollars(counts["machine_cached_nanodollars"]),
+        machine_output_dollars=_dollars(counts["machine_output_nanodollars"]),
+        machine_failed_dollars=_dollars(counts["machine_failed_nanodollars"]),
         estimated=counts["estimated"] or 0,
         tokens_unknown=counts["tokens_unknown"] or 0,
         dollars_unknown=counts["dollars_unknown"] or 0,

@@ -50,6 +50,24 @@ class Window:
             if entry[0] < number:
                 return
 
+    def give_back_near(self, number: int, amount: int) -> None:
+        """Undo what another clock has counted in that slice, or in one beside it."""
+        for entry in self._slices:
+            if amount and abs(entry[0] - number) <= 1:
+                returned = min(amount, entry[1])
+                entry[1] -= returned
+                self.total -= returned
+                amount -= returned
+
+    def slices(self) -> list[tuple[int, int]]:
+        """The number of each slice and what was taken in it, oldest first."""
+        return [(number, amount) for number, amount in self._slices]
+
+    def total_at(self, now: float, since: float = 0.0) -> int:
+        """What will be in the window at `now` if nothing else is taken, of what was taken in the second of `since` or later."""
+        oldest = int(now) - WINDOW_SECONDS
+        return sum(amount for number, amount in self._slices if number >= oldest and number + 1 > since)
+
     def wait_seconds(self, now: float, amount: int, limit: int) -> float:
         """How long until `amount` fits below `limit`, if nothing else is taken; 0.0 when it fits now. It must be ≤ `limit`."""
         missing = self.total + amount - limit

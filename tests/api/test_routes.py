@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.settings import EndpointSettings, Settings
 from tests.doubles.raw_client import RawResponse, ask
@@ -69,7 +69,15 @@ async def test_models_are_listed(serve: Serve) -> None:
     (card,) = response.json["data"]
     assert response.json["object"] == "list"
     assert isinstance(card.pop("created"), int)
-    assert card == {"id": MODEL, "object": "model", "owned_by": "serving", "root": MODEL, "ready": True, "tasks": ["generate"]}
+    assert card == {
+        "id": MODEL,
+        "object": "model",
+        "owned_by": "serving",
+        "root": MODEL,
+        "parent": None,
+        "ready": True,
+        "tasks": ["generate"],
+    }
 
 
 async def test_a_model_without_a_ready_engine_is_listed_as_such(serve: Serve, models_engine: ScriptedEngine) -> None:
@@ -153,7 +161,7 @@ async def test_a_gateway_that_drains_is_alive_but_not_ready(serve: Serve) -> Non
 async def test_metrics_are_in_the_text_format(serve: Serve) -> None:
     async with serve() as gateway:
         response = await ask(gateway.url, "/metrics")
-    assert response.all("content-type") == [CONTENT_TYPE_LATEST]
+    assert response.all("content-type") == [CONTENT_TYPE_PLAIN_0_0_4], "what Prometheus 2.53 and 3.x read alike"
     assert b"serving_endpoint_ready{" in response.body
 
 

@@ -77,8 +77,8 @@ def test_fastapi_is_known_to_app_and_api_only() -> None:
 
 def test_the_server_is_known_to_app_and_api_only() -> None:
     found = {path for path in importers("uvicorn") if path != "app.py" and not path.startswith("api/")}
-    # A simulated engine is a server of its own, with the one that vLLM has.
-    assert {path for path in found if not path.startswith("sim/")} == set()
+    # A simulated engine is a server of its own, with the one that vLLM has, and so is the gate's controller.
+    assert {path for path in found if not path.startswith("sim/")} == {"gatekeeper/run.py"}
 
 
 def test_the_simulator_loads_neither_the_gateway_nor_an_engine() -> None:
@@ -117,9 +117,13 @@ def test_only_settings_read_the_environment() -> None:
     assert readers - {"engines/guard/serving_guard.py", "engines/pod/first_token.py"} == {"settings.py"}
 
 
-def test_every_series_is_defined_in_one_module() -> None:
+def test_every_series_is_defined_in_one_place() -> None:
     recorder = "engines/snapshot_families.py"  # declares none: it writes down those that vLLM declares
-    assert importers("prometheus_client") - {recorder} == {"observability/metrics.py"}
+    publishing = {"observability/metrics.py", "observability/collectors.py"}  # which take definitions and have no names
+    assert importers("prometheus_client") - {recorder} == publishing
+    for path in publishing:
+        texts = [node.value for node in ast.walk(modules()[path]) if isinstance(node, ast.Constant)]
+        assert [text for text in texts if isinstance(text, str) and re.match(r"serving_\w+$", text)] == []
 
 
 @pytest.mark.parametrize("path", ["clock.py", "context.py", "errors.py", "outcomes.py", "routes.py", "trace.py"])

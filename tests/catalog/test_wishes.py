@@ -108,7 +108,7 @@ def test_a_page_that_cannot_be_written(tmp_path: Path, place: str) -> None:
 
 def test_a_catalog_without_targets(tmp_path: Path) -> None:
     shutil.copytree(SHIPPED, tmp_path / "catalog")
-    for shelf in ("targets", "profiles"):
+    for shelf in ("targets", "profiles", "gate"):
         for path in (tmp_path / "catalog" / shelf).iterdir():
             path.unlink()
     with pytest.raises(ConfigurationError, match="--catalog: has no targets"):

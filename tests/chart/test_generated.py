@@ -40,9 +40,9 @@ def test_the_generated_files_are_up_to_date() -> None:
     made = script().files()
     wrong = [path.name for path, content in made.items() if not path.exists() or path.read_text() != content]
     assert wrong == [], "run `make catalog`"
-    for folder in ("profiles", "pod"):
+    for folder in ("profiles", "pod", "dashboards", "rules"):
         there = set((CHART / "files" / folder).iterdir())
-        assert there == {path for path in made if path.parent.name == folder}
+        assert there == {path for path in made if path.parent == CHART / "files" / folder}
 
 
 def keys(schema: dict[str, Any], node: dict[str, Any], path: str = "") -> set[str]:

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 
 from tests.chart.conftest import MIXED_POOLS
-from tests.cluster.made_up_nodes import NODES, MadeUpNodes, node, node_status, pod_status
+from tests.cluster.made_up_nodes import NODES, MadeUpNodes, node, node_status, pod_status, readiness_patch
 from tests.cluster.test_release import ACCELERATORS, fitting, full_pools
 from tests.doubles.tools import Helm, pod_templates, rendered_profile
 
@@ -53,6 +53,25 @@ def test_every_pod_has_room_on_its_node(helm_4: Helm) -> None:
         assert fitting(rendered, made()) >= 1, name
         assert int(rendered["resources"]["requests"]["memory"].removesuffix("Mi")) < 1536 * 1024
         assert rendered["resources"]["requests"]["cpu"] <= 192
+
+
+def test_a_gated_pod_is_ready_when_its_condition_says_so() -> None:
+    gates = [{"conditionType": "serving/quality"}]
+    spec = {"nodeName": "epyc-0", "readinessGates": gates, "containers": [{"name": "engine", "image": "i"}]}
+    pod: dict[str, Any] = {"metadata": {"name": "a", "namespace": "ns", "uid": "1"}, "spec": spec, "status": {"phase": "Pending"}}
+    pod["status"] = pod_status(pod, "10.244.0.1")
+    ready = {each["type"]: each["status"] for each in pod["status"]["conditions"]}
+    assert (ready["ContainersReady"], ready["Ready"]) == ("True", "False")
+    assert readiness_patch(pod) is None
+    pod["status"]["conditions"].append({"type": "serving/quality", "status": "True"})
+    cluster = Recorded([pod])
+    nodes = MadeUpNodes(cluster)
+    nodes._seen.add("1")
+    nodes._look_at(pod)
+    (call,) = cluster.calls
+    assert call[:3] == ("patch", "pod", "a") and "--type=strategic" in call
+    said = json.loads(call[-1])["status"]["conditions"]
+    assert {each["type"]: each["status"] for each in said} == {"ContainersReady": "True", "Ready": "True"}
 
 
 @pytest.mark.chart

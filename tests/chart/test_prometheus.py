@@ -1,119 +1,165 @@
-"""Dashboard and alert in real Prometheus servers that scrape a real gateway over a real vLLM, as the PodMonitors say."""
+"""Every query in real Prometheus servers that scrape a real gateway over simulated targets and a real vLLM, as the chart says."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from serving.settings import Settings
-from tests.chart.dashboards import RULES, alerts, panel_queries, substituted, variable_queries
-from tests.doubles.prometheus import NoPoints, Prometheus, running_prometheus, scrape_config
-from tests.doubles.raw_client import ask
+from tests.chart.dashboards import (
+    ALERTS,
+    RECORDING,
+    RULES,
+    alerts,
+    panel_queries,
+    recorded,
+    rules,
+    series_named,
+    substituted,
+    variable_queries,
+)
+from tests.chart.observed_fleet import WATTS, Fleet, observed_fleet
+from tests.chart.promql import operands
+from tests.chart.test_dashboards import FROM_THE_GATE
+from tests.doubles.prometheus import NoPoints, Prometheus, running_prometheus
 from tests.doubles.real_engine import RealEngine
-from tests.doubles.running_gateway import RunningGateway
-from tests.doubles.tools import PROMETHEUSES, Helm, only, tool
+from tests.doubles.tools import PROMETHEUSES
 
-pytestmark = pytest.mark.chart
-WINDOW = "30s"
+pytestmark = [pytest.mark.chart, pytest.mark.timeout(240)]
+WINDOW = "10s"
 WITHIN_SECONDS = 60.0
-TESTS = Path(__file__).parent / "rules"
+BASELINE = "cuda-b200"
+RENAMED = {"serving_tokens_total": "serving_token_total", "vllm:num_preemptions_total": "vllm:preemptions_total"}
 
 
-@pytest.mark.parametrize("version", PROMETHEUSES)
-def test_promtool_takes_the_rules(version: str, tmp_path: Path) -> None:
-    promtool = str(tool(version, "promtool"))
-    subprocess.run([promtool, "check", "rules", str(RULES)], check=True, capture_output=True)
-    for path in TESTS.glob("*.yaml"):
-        test = tmp_path / path.name
-        test.write_text(path.read_text().replace("RULES", str(RULES)))
-        done = subprocess.run([promtool, "test", "rules", str(test)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+def queries() -> dict[str, str]:
+    """All that is asked of Prometheus, by what it is for."""
+    found = {
+        f"{asked.board}: {asked.title} ({asked.expression})": substituted(asked.expression, window=WINDOW, baseline=BASELINE)
+        for asked in panel_queries()
+    }
+    found |= {f"rule: {name}": name for name in recorded()}
+    for name, rule in alerts().items():
+        found |= {f"alert: {name} ({operand})": operand for operand in operands(rule["expr"])}
+    found |= {f"choice: {matcher}": substituted(matcher, window=WINDOW) for matcher, _ in variable_queries()}
+    return {name: query for name, query in found.items() if not series_named(query) <= FROM_THE_GATE or not series_named(query)}
 
 
-def settings_over(engine: RealEngine) -> Settings:
-    return Settings.model_validate(
-        {
-            "endpoints": [{"name": "e1", "url": engine.url, "model": engine.model, "pool": "cpu", "target": "cpu-epyc"}],
-            "pools": [{"name": "away", "model": "away", "host": "engines.invalid", "port": 8000}],
-            "server": {"operator_port": 0},
-        }
-    )
+async def empty(server: Prometheus, asked: Mapping[str, str], within_seconds: float = WITHIN_SECONDS) -> dict[str, str]:
+    """What still gives no points when the time is over."""
+    deadline = time.monotonic() + within_seconds
+    left = dict(asked)
+    while left:
+        failed = {}
+        for name, query in left.items():
+            try:
+                await asyncio.to_thread(server.points, query)
+            except NoPoints as error:
+                failed[name] = str(error)
+        left = {name: asked[name] for name in failed}
+        if time.monotonic() > deadline:
+            return failed
+        await asyncio.sleep(0.5)
+    return {}
 
 
-def servers(folder: Path, gateway: RunningGateway, engine: RealEngine, stack: ExitStack) -> Iterator[Prometheus]:
-    """One of each version; what they scrape is taken from the chart."""
-    objects = Helm("helm-4").template({"monitoring": {"podMonitor": {"enabled": True}}}, namespace="serving")
-    meta = {"namespace": "serving", "pod_name": "pod-1", "pod_container_name": "c"}
-    pool = {"pod_label_serving_pool": "cpu", "pod_label_serving_target": "cpu-epyc"}
-    scrape = [
-        scrape_config(only(objects, "PodMonitor", "-gateway"), gateway.operator_url.removeprefix("http://"), meta),
-        scrape_config(only(objects, "PodMonitor", "-engines"), engine.url.removeprefix("http://"), meta | pool),
-    ]
+def servers(folder: Path, fleet: Fleet, stack: ExitStack) -> Iterator[Prometheus]:
+    """One of each version."""
     for version in PROMETHEUSES:
         place = folder / version
         place.mkdir()
-        yield stack.enter_context(running_prometheus(version, place, scrape, [RULES]))
+        yield stack.enter_context(running_prometheus(version, place, fleet.scrape, RULES))
 
 
-async def traffic(gateway: RunningGateway, model: str) -> None:
-    """Requests without end: long prompts that repeat, streamed and not, and some that are wrong."""
-    prompt = "The same words again and again. " * 40
-    body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": 16}
-    while True:
-        await ask(gateway.url, "/v1/chat/completions", {**body, "stream": True})
-        await ask(gateway.url, "/v1/chat/completions", body)
-        await ask(gateway.url, "/v1/chat/completions", {**body, "model": "nobody's"})
-        await asyncio.sleep(0.2)
+async def check(fleet: Fleet, folder: Path) -> None:
+    with ExitStack() as stack:
+        for server in list(servers(folder, fleet, stack)):
+            assert await empty(server, queries()) == {}
+            for matcher, label in variable_queries():
+                found = await asyncio.to_thread(server.label_values, substituted(matcher, window=WINDOW), label)
+                assert found, f"{matcher}: {label}"
+            await in_detail(server)
 
 
-async def with_points(server: Prometheus, query: str) -> list[tuple[dict[str, str], float]]:
-    deadline = time.monotonic() + WITHIN_SECONDS
-    while True:
-        try:
-            return await asyncio.to_thread(server.points, query)
-        except NoPoints:
-            if time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(0.5)
+async def test_every_query_has_points_over_simulated_targets(tmp_path: Path) -> None:
+    async with observed_fleet() as fleet:
+        await check(fleet, tmp_path)
 
 
 @pytest.mark.engine
-async def test_every_panel_and_the_alert_have_data(real_engine: RealEngine, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        async with RunningGateway(settings_over(real_engine)) as gateway:
-            asked = asyncio.create_task(traffic(gateway, real_engine.model))
-            for server in servers(tmp_path, gateway, real_engine, stack):
-                for title, expression in panel_queries():
-                    query = substituted(expression, window=WINDOW)
-                    points = await with_points(server, query)
-                    assert points, title
-                await in_detail(server)
-            asked.cancel()
-            await asyncio.wait({asked})
+async def test_every_query_has_points_with_a_real_engine(real_engine: RealEngine, tmp_path: Path) -> None:
+    async with observed_fleet(real_engine) as fleet:
+        await check(fleet, tmp_path)
+
+
+async def test_a_series_that_is_renamed_is_found(tmp_path: Path) -> None:
+    """The same check over a scrape in which a series of the gateway and one of vLLM have other names."""
+    renamings = [
+        {"source_labels": ["__name__"], "regex": old, "target_label": "__name__", "replacement": new}
+        for old, new in RENAMED.items()
+    ]
+    async with observed_fleet() as fleet:
+        scrape = [{**job, "metric_relabel_configs": renamings} for job in fleet.scrape]
+        asked = {
+            name: query for name, query in queries().items() if name.startswith(("overview", "alert: ServingKvCacheFull", "rule"))
+        }
+        with running_prometheus("prometheus-2", tmp_path, scrape, RULES) as server:
+            whole = {name: query for name, query in asked.items() if not mentions(query, RENAMED)}
+            assert await empty(server, whole) == {}
+            failed = await empty(server, asked, within_seconds=0)
+            assert set(failed) == asked.keys() - whole.keys()
+            assert any("Output tokens" in name for name in failed) and any("KvCacheFull" in name for name in failed)
+
+
+def mentions(query: str, names: Iterable[str]) -> bool:
+    """Whether a query needs one of the series, itself or through a rule."""
+    needed = series_named(query)
+    expressions: dict[str, list[str]] = {}
+    for rule in rules(RECORDING):
+        expressions.setdefault(rule["record"], []).append(rule["expr"])
+    return bool(needed & set(names)) or any(
+        mentions(expression, names) for name in needed for expression in expressions.get(name, [])
+    )
 
 
 async def in_detail(server: Prometheus) -> None:
-    """What is asked for by eye: labels of the right kind, values that can be, an alert for the model that is away."""
-    for _, matcher, label in variable_queries():
-        query = substituted(matcher, window=WINDOW)
-        assert await asyncio.to_thread(server.label_values, query, label), matcher
-    by_pool = await with_points(server, substituted(dict(panel_queries())["Cache hit rate"], window=WINDOW))
-    assert [labels for labels, _ in by_pool] == [{"pool": "cpu"}]
-    assert 0 < by_pool[0][1] <= 1
-    outcomes = {labels["outcome"] for labels, _ in await with_points(server, "sum by (outcome) (serving_requests_total)")}
-    assert {"ok", "not_found"} <= outcomes
-    ready = await with_points(server, 'serving_endpoint_ready{endpoint="e1", pool="cpu", namespace="serving"}')
-    assert [value for _, value in ready] == [1.0]
-    (alert,) = alerts()
-    fired = await with_points(server, alert["expr"])
-    assert [labels for labels, _ in fired] == [{"namespace": "serving", "model": "away"}]
-    with pytest.raises(NoPoints):
-        server.points("serving_no_such_series")
+    """Values that can be checked by another way."""
+
+    async def values(query: str, label: str) -> dict[str, float]:
+        points = await asyncio.to_thread(server.points, query)
+        return {labels.get(label, ""): value for labels, value in points}
+
+    sources = {
+        labels["target"]: (labels["source"], value)
+        for labels, value in await asyncio.to_thread(server.points, "serving:power_watts:now")
+    }
+    for target, watts in WATTS.items():
+        assert sources[target] == ("measured", 8 * watts)
+    assert sources.get("cpu-epyc", ("estimated", 0))[0] == "estimated"
+    hits = await values("serving:cache_hit_ratio:rate30m", "pool")
+    assert all(0 <= value <= 1 for value in hits.values()) and max(hits.values()) > 0
+    used, idle, failed, bill = (
+        f"sum by (pool) (serving:{part}_dollars_per_hour:rate5m)" for part in ("used", "idle", "failed", "bill")
+    )
+    parts = f"({used} + on (pool) {idle} + on (pool) ({failed} or {bill} * 0)) / on (pool) {bill}"
+    # A request's share is counted at its end, which is much in a window of seconds.
+    assert await values(parts, "pool") == {pool: pytest.approx(1, rel=0.15) for pool in await values(bill, "pool")}
+    outcomes = await values("sum by (outcome) (serving_requests_total)", "outcome")
+    assert {"ok", "not_found", "rate_limited"} <= set(outcomes)
+    ratio = await values("serving:dollars_per_million_tokens:times_cheapest{kind='total'}", "target")
+    assert min(ratio.values()) == 1
     groups = (await asyncio.to_thread(server.get, "rules"))["groups"]
-    assert {rule["name"]: rule["health"] for group in groups for rule in group["rules"]} == {alert["alert"]: "ok"}
+    unwell = {rule["name"]: rule.get("lastError", "") for group in groups for rule in group["rules"] if rule["health"] != "ok"}
+    assert unwell == {} and sum(len(group["rules"]) for group in groups) == sum(1 for path in RULES for _ in rules(path))
+
+
+def test_an_alert_is_asked_for_part_by_part() -> None:
+    assert operands("a > 1 and on (x) sum by (x) (b) > 0") == ["a", "sum by (x) (b)"]
+    assert operands('max(a{b="c and d > 1"}) == 0') == ['max(a{b="c and d > 1"})']
+    assert operands("absent(a)") == ["a"]
+    assert operands("a / (b > 0) < 0.5 * c unless on (y) d") == ["a / (b > 0)", "0.5 * c", "d"]
+    assert all(operands(rule["expr"]) for rule in rules(ALERTS))

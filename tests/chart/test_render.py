@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from serving.cost.hardware import Machines, catalog_targets, targets_of
 from serving.fleet.kubernetes import _resource
 from serving.fleet_settings import KubernetesPoolSettings
-from serving.settings import Settings
+from serving.settings import Settings, catalog_dir
 from tests.chart.conftest import EVERYTHING_ON, MIXED_POOLS, VALUES, altered_chart, outside_the_pod
 from tests.doubles.tools import CHART, Helm, Refused, container, only, pod_templates, pods
 
@@ -334,15 +335,18 @@ def test_routing_begins_with_the_profiles_speeds_and_prices(helm: Helm) -> None:
     ]
     own = {"policy": "round_robin", "pools": {"mi355x": {"sequences": 7}}}
     objects = helm.template({"pools": pools, **SCALED, "gateway": {"settings": {"routing": own}}})
-    routing = gateway_settings(objects).routing
+    settings = gateway_settings(objects)
+    routing = settings.routing
     assert routing.policy == "round_robin"
     known = routing.pools["mi355x"]
     assert (known.sequences, known.cache_tokens, known.prefill_tokens_per_second) == (7, 4090816, 38740.0)
     assert known.step_seconds == pytest.approx(0.02532 / 2.99, rel=1e-3), "of a token, as the gateway counts"
-    assert (known.elastic, known.dollars_per_hour) == (False, pytest.approx(8 * 2.9))
-    assert routing.pools["h100"].dollars_per_hour == 32, "of both nodes"
-    assert (routing.pools["epyc"].elastic, routing.pools["epyc"].dollars_per_hour) == (True, 12.67)
-    assert (routing.pools["cpu"].elastic, routing.pools["cpu"].dollars_per_hour) == (False, None), "nobody knows its price"
+    assert (known.elastic, known.accelerators) == (False, 8)
+    assert routing.pools["h100"].accelerators == 16, "of both nodes"
+    assert (routing.pools["epyc"].elastic, routing.pools["cpu"].elastic) == (True, False), "nobody knows the price of the other"
+    machines = Machines(settings, catalog_targets(catalog_dir(), targets_of(settings)))
+    dollars = {pool.name: machines.of(pool.name, pool.target).dollars_per_hour for pool in settings.pools}
+    assert dollars == {"mi355x": pytest.approx(8 * 2.9), "h100": pytest.approx(32), "epyc": 12.67, "cpu": None}
 
 
 def test_without_the_switch_nothing_of_the_operator_is_rendered(helm: Helm) -> None:

@@ -101,9 +101,10 @@ def test_the_demand_is_what_gateways_say(scaled: list[dict[str, Any]], tmp_path:
 
 def test_a_gateway_names_what_the_demand_asks_for() -> None:
     from serving.observability.metrics import Metrics
+    from serving.observability.series.fleet import RUNNING_REQUESTS
 
     metrics = Metrics()
-    metrics.watch_running(lambda: [(("m", "p"), 1.0)])
+    metrics.watch(RUNNING_REQUESTS, lambda: [(("m", "p"), 1.0)])
     metrics.requests.add(("m", "chat", "unavailable"))
     metrics.in_flight.set(1)
     text = metrics.exposition()[0].decode()

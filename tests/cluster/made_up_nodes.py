@@ -67,7 +67,9 @@ def pod_status(pod: dict[str, Any], address: str) -> dict[str, Any]:
             "state": done if ended else {"running": {"startedAt": now()}},
         }
 
-    conditions = {"PodScheduled": True, "Initialized": True, "ContainersReady": not ends, "Ready": not ends}
+    # With a readiness gate it is not ready before somebody says so.
+    ready = not ends and not spec.get("readinessGates")
+    conditions = {"PodScheduled": True, "Initialized": True, "ContainersReady": not ends, "Ready": ready}
     return {
         "phase": "Succeeded" if ends else "Running",
         "startTime": now(),
@@ -77,6 +79,29 @@ def pod_status(pod: dict[str, Any], address: str) -> dict[str, Any]:
         "initContainerStatuses": [{**container(each, True), "ready": True} for each in spec.get("initContainers", [])],
         "containerStatuses": [container(each, ends) for each in spec["containers"]],
     }
+
+
+def readiness_patch(pod: dict[str, Any]) -> dict[str, Any] | None:
+    """What a kubelet would say of a running pod with readiness gates now: ready when all of their conditions are True. None: it
+    is said already, or it is no such pod."""
+    gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])]
+    if not gates or pod["status"].get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:
+        return None
+    found = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
+    wanted = {"ContainersReady": "True", "Ready": str(all(found.get(gate) == "True" for gate in gates))}
+    if wanted.items() <= found.items():
+        return None
+    conditions = [{"type": name, "status": status, "lastTransitionTime": now()} for name, status in wanted.items()]
+    return {"status": {"conditions": conditions}}
+
+
+def say_readiness(kubectl: Runs, pod: dict[str, Any]) -> None:
+    """Of a pod with readiness gates; other conditions are left alone."""
+    patch = readiness_patch(pod)
+    if patch is not None:
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        words = ("patch", "pod", name, "--namespace", namespace, "--subresource=status", "--type=strategic")
+        kubectl.run(*words, "--patch", json.dumps(patch))
 
 
 class MadeUpNodes:
@@ -128,6 +153,8 @@ class MadeUpNodes:
             number = len(self._seen)
             self._patch_status("pod", metadata["name"], pod_status(pod, f"10.244.{number // 250}.{number % 250 + 1}"), *place)
             self._seen.add(metadata["uid"])
+        else:
+            say_readiness(self._kubectl, pod)
 
     def _patch_status(self, kind: str, name: str, status: dict[str, Any], *place: str) -> None:
         patch = json.dumps({"status": status})

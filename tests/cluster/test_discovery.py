@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from serving.engines.api_server import ApiServer
-from serving.fleet.kubernetes import ApiFailed, Follower, KubernetesDiscovery
+from serving.fleet.kubernetes import Follower, KubernetesDiscovery
+from serving.fleet.mirror import ApiFailed
 from serving.fleet.probe import Probe
 from serving.fleet.store import Fleet
 from serving.fleet_settings import KubernetesSettings

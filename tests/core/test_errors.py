@@ -13,6 +13,7 @@ from serving.core.outcomes import Outcome
 KINDS = [
     ("InvalidRequest", 400, "invalid_request_error", None, Outcome.INVALID),
     ("Unauthorized", 401, "authentication_error", "invalid_api_key", Outcome.UNAUTHORIZED),
+    ("Forbidden", 403, "permission_error", "forbidden", Outcome.UNAUTHORIZED),
     ("NotFound", 404, "invalid_request_error", "not_found", Outcome.NOT_FOUND),
     ("ModelNotFound", 404, "invalid_request_error", "model_not_found", Outcome.NOT_FOUND),
     ("MethodNotAllowed", 405, "invalid_request_error", "method_not_allowed", Outcome.INVALID),

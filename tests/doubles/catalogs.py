@@ -10,7 +10,7 @@ SHIPPED = Path(__file__).resolve().parents[2] / "configs"
 
 def copy_of_catalog(folder: Path) -> Path:
     root = folder / "catalog"
-    for shelf in ("targets", "models", "profiles", "engines"):
+    for shelf in ("targets", "models", "profiles", "engines", "gate"):
         shutil.copytree(SHIPPED / shelf, root / shelf)
     return root
 

@@ -1,4 +1,4 @@
-"""Kubernetes' API server on a real socket, as far as a discovery sees it: lists in pages, watches, versions, bookmarks, faults.
+"""Kubernetes' API server on a real socket, as far as ours see it: lists in pages, watches, versions, bookmarks, writes, faults.
 
 async with KubernetesApi() as api:
     api.add_pod("e-1", "127.0.0.1", labels={"app": "engine"})      # and its place in the EndpointSlices of each Service
@@ -11,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from tests.doubles.kubernetes_writes import VERBS, Write, judge_readiness, place_of, write
+
 Document = dict[str, Any]
 PODS = "/api/v1/namespaces/serving/pods"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/serving/endpointslices"
-KINDS = {PODS: "Pod", SLICES: "EndpointSlice"}
-VERSIONS = {PODS: "v1", SLICES: "discovery.k8s.io/v1"}
+CONFIG_MAPS = "/api/v1/namespaces/serving/configmaps"
+EVENTS = "/api/v1/namespaces/serving/events"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/serving/leases"
+KINDS = {PODS: "Pod", SLICES: "EndpointSlice", CONFIG_MAPS: "ConfigMap", EVENTS: "Event", LEASES: "Lease"}
+VERSIONS = {PODS: "v1", SLICES: "discovery.k8s.io/v1", CONFIG_MAPS: "v1", EVENTS: "v1", LEASES: "coordination.k8s.io/v1"}
 
 
 @dataclass
@@ -35,12 +40,13 @@ class Event:
 
 @dataclass
 class Asked:
-    """One request: its verb (list or watch), path, query and headers."""
+    """One request: its verb (get, list, watch, create, update, patch, delete), path, query, headers and body."""
 
     verb: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
+    body: bytes = b""
 
 
 @dataclass(eq=False)
@@ -64,7 +70,7 @@ class KubernetesApi:
         self.token: str | None = None
         """The one that is wanted; None: none."""
         self.forbidden: set[str] = set()
-        """Verbs that the role does not have."""
+        """Verbs that the role does not have, for all that there is or as `patch pods/status`."""
         self.failing: int | None = None
         """The status of every answer."""
         self.silent = False
@@ -79,7 +85,7 @@ class KubernetesApi:
         self.compacted = 0
         """Versions below are too old for a watch."""
         self.asked: list[Asked] = []
-        self.objects: dict[str, dict[str, Document]] = {PODS: {}, SLICES: {}}
+        self.objects: dict[str, dict[str, Document]] = {path: {} for path in KINDS}
         self.watches: set[Watch] = set()
         self._version = 100
         self._history: list[Event] = []
@@ -135,18 +141,32 @@ class KubernetesApi:
         labels: Mapping[str, str] | None = None,
         uid: str = "",
         ready: bool = True,
+        gates: Sequence[str] = (),
+        **engine: Any,
     ) -> None:
-        pod = {
-            "metadata": {"name": name, "uid": uid or f"{name}-uid-0", "labels": dict(labels or {"app": "engine"})},
-            "spec": {"containers": [{"name": "engine", "ports": [{"name": "http", "containerPort": port}]}]},
+        """`gates`: types of conditions without which it is not ready. `engine`: more fields of its container, and annotations."""
+        annotations = engine.pop("annotations", {})
+        container = {"name": "engine", "ports": [{"name": "http", "containerPort": port}], **engine}
+        labels = dict(labels or {"app": "engine"})
+        pod: Document = {
+            "metadata": {"name": name, "uid": uid or f"{name}-uid-0", "labels": labels, "annotations": annotations},
+            "spec": {"containers": [container], "readinessGates": [{"conditionType": gate} for gate in gates]},
             "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": []},
         }
-        pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if ready else "False"}]  # type: ignore[index]
+        self._set_containers_ready(pod, ready)
         self._write_pod(pod)
+
+    @staticmethod
+    def _set_containers_ready(pod: Document, ready: bool) -> None:
+        """What the kubelet says; the pod is ready when its gates say so, too."""
+        rest = [each for each in pod["status"]["conditions"] if each["type"] not in ("Ready", "ContainersReady")]
+        own = [{"type": name, "status": str(ready)} for name in ("Ready", "ContainersReady")]
+        pod["status"]["conditions"] = [*own, *rest]
+        judge_readiness(pod)
 
     def set_ready(self, name: str, ready: bool) -> None:
         pod = self._pod(name)
-        pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if ready else "False"}]
+        self._set_containers_ready(pod, ready)
         self._write_pod(pod)
 
     def set_labels(self, name: str, labels: Mapping[str, str]) -> None:
@@ -170,6 +190,20 @@ class KubernetesApi:
         before = self.objects[path].get(document["metadata"]["name"])
         self.objects[path][document["metadata"]["name"]] = document
         self._happened("ADDED" if before is None else "MODIFIED", path, before, document)
+
+    def remove(self, path: str, name: str) -> None:
+        self._happened("DELETED", path, self.objects[path].pop(name), None)
+
+    def wrote(self, path: str, document: Document) -> None:
+        """What a client wrote, with what follows from it."""
+        if path == PODS:
+            judge_readiness(document)
+            self._write_pod(document)
+        else:
+            self.write(path, document)
+
+    def is_ready(self, name: str) -> bool:
+        return bool(self.objects[PODS][name]["status"]["conditions"][0]["status"] == "True")
 
     def _pod(self, name: str) -> Document:
         return dict(json.loads(json.dumps(self.objects[PODS][name])))
@@ -247,12 +281,14 @@ class KubernetesApi:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii")
         first, *lines = head.split("\r\n")[:-2]
         method, target, _ = first.split(" ")
-        assert method == "GET", first
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        verb = "watch" if query.get("watch") in ("1", "true") else "list"
-        self.asked.append(Asked(verb, parts.path, query, headers))
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        collection, name, subresource = place_of(parts.path, self.objects)
+        verb = VERBS[method] if method != "GET" or name else "list"
+        verb = "watch" if query.get("watch") in ("1", "true") else verb
+        self.asked.append(Asked(verb, parts.path, query, headers, body))
         if self.silent:
             await reader.read()
             return False
@@ -260,12 +296,15 @@ class KubernetesApi:
             return await _status(writer, 401, "Unauthorized")
         if self.failing is not None:
             return await _status(writer, self.failing, "the server is unable to handle the request")
-        if verb in self.forbidden:
-            return await _status(
-                writer, 403, f'endpointslices is forbidden: User "system:serviceaccount:serving:x" cannot {verb}'
-            )
-        if parts.path not in self.objects:
+        resource = "/".join(filter(None, (collection.rpartition("/")[2], subresource)))
+        if self.forbidden & {verb, f"{verb} {resource}"}:
+            return await _status(writer, 403, f'{resource} is forbidden: User "system:serviceaccount:serving:x" cannot {verb}')
+        if collection not in self.objects:
             return await _status(writer, 404, "the server could not find the requested resource")
+        if verb not in ("list", "watch"):
+            document = json.loads(body) if body else {}
+            kind = headers.get("content-type", "")
+            return await _send(writer, *write(self, Write(verb, collection, name, subresource, document, kind)))
         if verb == "list":
             return await self._list(writer, parts.path, query)
         return await self._watch(reader, writer, parts.path, query)

@@ -32,8 +32,9 @@ def scrape_config(monitor: Mapping[str, Any], address: str, meta: Mapping[str, s
     `meta` are the labels that discovery would give it, without their prefix.
     """
     spec, (endpoint,) = monitor["spec"], monitor["spec"]["podMetricsEndpoints"]
-    relabelings = [
-        {"source_labels": r["sourceLabels"], "target_label": r["targetLabel"]} for r in endpoint.get("relabelings", [])
+    words = {"sourceLabels": "source_labels", "targetLabel": "target_label", "replacement": "replacement"}
+    relabelings: list[dict[str, Any]] = [
+        {words[name]: value for name, value in relabeling.items()} for relabeling in endpoint.get("relabelings", [])
     ]
     usual = {"namespace": "namespace", "pod_name": "pod", "pod_container_name": "container"}
     relabelings += [{"source_labels": [f"__meta_kubernetes_{name}"], "target_label": label} for name, label in usual.items()]

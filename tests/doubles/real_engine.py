@@ -51,6 +51,7 @@ def running_engine(
     arguments: Sequence[str] = (),
     max_model_len: int = 4096,
     environment: Mapping[str, str] | None = None,
+    start_seconds: float = START_SECONDS,
 ) -> Iterator[RealEngine]:
     """Start vLLM, yield it when it is healthy, and leave no process behind. `environment` goes over the inherited one."""
     given = os.environ | dict(environment or {})
@@ -72,7 +73,7 @@ def running_engine(
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        _await_health(url, process, log, began + START_SECONDS)
+        _await_health(url, process, log, began + start_seconds)
         yield RealEngine(url, MODEL_NAME, process.pid, log, time.monotonic() - began, max_model_len)
     finally:
         _stop(process)
@@ -93,7 +94,7 @@ def _await_health(url: str, process: subprocess.Popen[bytes], log: Path, deadlin
             if answer.status == 200:
                 return
         time.sleep(0.2)
-    raise EngineDied(f"not healthy after {START_SECONDS:.0f} s\n{_tail(log)}")
+    raise EngineDied(f"not healthy in time\n{_tail(log)}")
 
 
 def _tail(log: Path) -> str:

@@ -19,7 +19,8 @@ START_SECONDS = 60
 class SimulatedProcess:
     """`async with SimulatedProcess() as engine: … engine.url`."""
 
-    def __init__(self, *, speed: float = 1.0) -> None:
+    def __init__(self, *, profile: str = PROFILE, speed: float = 1.0) -> None:
+        self._profile = profile
         self._speed = speed
         self._process: asyncio.subprocess.Process | None = None
         with socket.socket() as free:
@@ -29,7 +30,7 @@ class SimulatedProcess:
 
     async def start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
-        arguments = ("-m", "serving", "sim", "--profile", PROFILE, "--port", str(self.port), "--speed", str(self._speed))
+        arguments = ("-m", "serving", "sim", "--profile", self._profile, "--port", str(self.port), "--speed", str(self._speed))
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env=environment
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
 import ssl
 import threading
@@ -12,6 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
@@ -64,6 +67,8 @@ class OtlpReceiver:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
+                if self.headers.get("content-encoding") == "gzip":
+                    body = gzip.decompress(body)
                 message = ExportTraceServiceRequest.FromString(body)
                 receiver.requests.append((self.path, dict(self.headers), message))
                 self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
@@ -84,14 +89,19 @@ class OtlpReceiver:
         return f"{self._scheme}://127.0.0.1:{self._server.server_port}/v1/traces"
 
     @property
-    def span_names(self) -> list[str]:
+    def spans(self) -> list[tuple[str, Span]]:
+        """What has come, each with the name of the service that it is from."""
         return [
-            span.name
-            for _, _, message in self.requests
+            (_service_of(resource.resource), span)
+            for _, _, message in list(self.requests)
             for resource in message.resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
         ]
+
+    @property
+    def span_names(self) -> list[str]:
+        return [span.name for _, span in self.spans]
 
     def drop_connections(self) -> None:
         for connection in self._open:
@@ -106,3 +116,8 @@ class OtlpReceiver:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def _service_of(resource: Resource) -> str:
+    names = [each.value.string_value for each in resource.attributes if each.key == "service.name"]
+    return names[0] if names else ""

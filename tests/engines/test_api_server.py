@@ -9,7 +9,7 @@ import pytest
 
 from serving.engines import api_server
 from serving.engines.api_server import ApiServer
-from serving.fleet.kubernetes import ApiFailed
+from serving.fleet.mirror import ApiFailed
 from serving.fleet_settings import KubernetesSettings
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine

@@ -107,6 +107,19 @@ def test_the_gateway_gets_the_engine_as_an_endpoint_and_the_address(
     assert (gateway.host, gateway.ready_path) == ("127.0.0.1", "/livez")
 
 
+def test_the_gateway_is_told_what_the_engine_runs_on(
+    options: up.UpOptions, planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, gateway, _ = planned(options)
+    assert "SERVING_ROUTING__POOLS" not in gateway.environment, "one, as is taken anyhow"
+    assert gateway.environment["SERVING_CATALOG_DIR"] == str(options.catalog_root), "where the prices are"
+    monkeypatch.setenv("SERVING_ENDPOINTS", '[{"name": "x", "url": "http://x:1", "model": "x", "pool": "mine"}]')
+    monkeypatch.setenv("SERVING_ROUTING__POOLS", '{"mine": {"dollars_per_hour": 7}}')
+    _, gateway, _ = planned(replace(options, profile="glm-5.2-mxfp4-mi355x"))
+    known = json.loads(gateway.environment["SERVING_ROUTING__POOLS"])
+    assert known == {"mine": {"dollars_per_hour": 7.0}, "glm-5.2-mxfp4-mi355x": {"accelerators": 8}}
+
+
 def test_the_users_file_is_passed_on_with_its_endpoints_and_times(
     options: up.UpOptions, planned: Planned, tmp_path: Path
 ) -> None:
@@ -131,6 +144,24 @@ def test_the_key_reaches_the_gateway_and_neither_engine_nor_screen(
     assert engine.environment["ADDED"] == "1"
     assert KEY not in rest["announcement"]
     assert '-H "Authorization: Bearer $SERVING_AUTH__API_KEY"' in rest["announcement"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "page"),
+    [
+        ({}, "http://127.0.0.1:{port}/ui"),
+        ({"SERVING_SERVER__OPERATOR_PORT": "9900"}, "http://127.0.0.1:9900/ui"),
+        ({"SERVING_SERVER__OPERATOR_PORT": "9900", "SERVING_SERVER__OPERATOR_HOST": "::"}, "http://[::1]:9900/ui"),
+        ({"SERVING_SERVER__OPERATOR_PORT": "0"}, None),
+    ],
+)
+def test_the_address_of_the_page_is_said(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], page: str | None
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    lines = [line for line in planned(options)[2]["announcement"].splitlines() if line.startswith("page ")]
+    assert [line.split()[1] for line in lines] == ([] if page is None else [page.format(port=options.port)])
 
 
 def test_each_run_has_a_secret_of_its_own_between_gateway_and_engine(options: up.UpOptions, planned: Planned) -> None:

@@ -20,7 +20,7 @@ from serving.sim.rates import Rates
 from tests.doubles.raw_client import ask
 from tests.doubles.real_engine import RealEngine
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.simulated_engine import simulated_engine
+from tests.doubles.simulated_engine import TINY, simulated_engine
 
 SNAPSHOT = Path(__file__).resolve().parents[2] / "serving" / "sim" / "data" / "vllm-0.32.0-metrics.json"
 EPOCH = 1.7e9
@@ -194,7 +194,7 @@ async def test_a_real_engine_is_read(real_engine: RealEngine) -> None:
     load = read_load((await ask(real_engine.url, "/metrics")).body, 1.0, before)
     assert load is not None and before is not None
     unknown = {field.name for field in fields(load) if getattr(load, field.name) is None}
-    assert unknown == set()
+    assert unknown == {"adapter_slots", "adapters_running"}, "it was started without LoRA"
     assert (load.ranks, load.output_tokens_per_second) == (1, 5.0)
 
 
@@ -239,3 +239,23 @@ def test_a_load_belongs_to_one_engine() -> None:
     assert fleet.load("e1") is load
     fleet.replace("cpu", [])
     assert not fleet.loads
+
+
+def test_the_newest_series_tells_the_adapters() -> None:
+    """vLLM keeps a series for each set of adapters that there ever was."""
+    line = 'vllm:lora_requests_info{{max_lora="{}",running_lora_adapters="{}",waiting_lora_adapters="{}"}} {}\n'
+    text = line.format(4, "a,b", "", EPOCH) + line.format(4, "sql,b", "c", EPOCH + 5) + line.format(4, "", "", EPOCH + 1)
+    load = read_load(page(rank(1)) + text.encode(), 0.0)
+    assert load is not None
+    assert (load.adapter_slots, load.adapters_running) == (4, {"sql", "b"})
+    without = read_load(page(rank(1)), 0.0)
+    assert without is not None and (without.adapter_slots, without.adapters_running) == (None, None)
+    odd = read_load(page(rank(1)) + line.format("many", "a", "", EPOCH).encode(), 0.0)
+    assert odd is not None and odd.adapter_slots is None
+
+
+async def test_a_simulated_engine_tells_its_adapters() -> None:
+    limits = replace(TINY.limits, max_loras=3)
+    async with simulated_engine(adapters=("x",), options=frozenset({"enable-lora"}), limits=limits) as engine:
+        load = read_load((await ask(engine.url, "/metrics")).body, 0.0)
+    assert load is not None and (load.adapter_slots, load.adapters_running) == (3, frozenset())

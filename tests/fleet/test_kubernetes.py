@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.fleet.kubernetes import ApiFailed, Follower, KubernetesDiscovery
+from serving.fleet.kubernetes import Follower, KubernetesDiscovery
+from serving.fleet.mirror import ApiFailed
 from serving.fleet.probe import Probe
 from serving.fleet.store import Fleet
 from serving.fleet_settings import KubernetesSettings

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from serving.fleet.probe import Probe, ProbeFailed
+from serving.fleet.probe import Probe, ProbeFailed, _models_of
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.settings import ProbeSettings
 from tests.doubles.virtual_time import in_virtual_time
@@ -233,3 +233,18 @@ async def test_leaving_ends_all_looking_even_in_the_middle(engines: Engines) -> 
     async with probe_of(Fleet([E1, E2]), engines):
         await asyncio.sleep(0.1)
     assert asyncio.all_tasks() == before
+
+
+def test_only_what_has_a_parent_is_an_adapter() -> None:
+    """Another name of the model itself would answer without the adapter."""
+    cards = [
+        {"id": "glm", "parent": None},
+        {"id": "sql"},
+        {"id": "poet", "parent": "glm"},
+        {"parent": "glm"},
+        {"id": 7, "parent": "x"},
+        3,
+    ]
+    assert _models_of(json.dumps({"data": cards}).encode()) == ({"glm", "sql", "poet"}, {"poet"})
+    for odd in (b"", b"[]", b'{"data": {}}'):
+        assert _models_of(odd) == (set(), set())

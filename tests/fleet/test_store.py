@@ -88,3 +88,22 @@ def test_recording_what_is_known_already_makes_no_new_snapshot(fleet: Fleet) -> 
 
 def test_a_fleet_of_nothing_is_not_ready() -> None:
     assert not Fleet([]).snapshot.any_ready
+
+
+def test_an_adapter_is_a_model_of_the_engines_that_list_it() -> None:
+    fleet = Fleet([E1, E2, OTHER], adapters={"sql": "m", "poet": "n"})
+    assert fleet.snapshot.candidates("sql") == (), "no engine has said that it has it"
+    for name in ("e1", "e2", "other"):
+        fleet.record(name, READY, "ready")
+        fleet.record_adapters(name, ["sql", "unknown"])
+    assert fleet.snapshot.candidates("sql") == (E1, E2), "an adapter of that name elsewhere belongs to another model"
+    assert fleet.snapshot.candidates("m") == (E1, E2)
+    assert (fleet.snapshot.ready("sql"), fleet.snapshot.ready("poet")) == (True, False)
+    assert fleet.snapshot.tasks("sql") == fleet.snapshot.tasks("poet") == ("generate",)
+    fleet.forget_adapter("e1", "sql")
+    assert (fleet.snapshot.candidates("sql"), fleet.snapshot.candidates("m")) == ((E2,), (E1, E2))
+    fleet.record("e2", UNREADY, "refused")
+    assert fleet.snapshot.candidates("sql") == ()
+    before = fleet.snapshot
+    fleet.record_adapters("e1", [])
+    assert fleet.snapshot is before

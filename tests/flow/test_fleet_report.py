@@ -93,7 +93,38 @@ async def test_what_operators_see(engine: ScriptedEngine, api: KubernetesApi) ->
                 assert (await client.read()).is_done
         scrape = MetricValues((await ask(url, "/metrics")).body.decode())
         assert scrape.sum("serving_engine_waiting_requests", endpoint="fixed") == 4.0
+        accelerators = {pool: scrape.sum("serving_accelerators", pool=pool) for pool in ("default", "found", "empty")}
+        assert accelerators == {"default": 1, "found": 2, "empty": 0}, "an engine that gets no requests is paid, too"
         assert scrape.sum("serving_engine_kv_cache_usage_ratio", endpoint="fixed") == 0.25
+
+
+async def test_dollars_are_told_where_a_machine_has_a_price(engine: ScriptedEngine, api: KubernetesApi) -> None:
+    """And of output only once there was some: nothing is not cheap."""
+    settings = settings_for(engine, api, routing={"pools": {"default": {"dollars_per_hour": 36.0}}})
+    async with RunningGateway(settings) as gateway, RawClient(gateway.url) as client:
+        url = gateway.operator_url
+        (fixed,) = (await pools(url))["default"]["endpoints"]
+        assert fixed["dollars"] == {"per_hour": 36.0, "per_million_output_tokens": None}
+        engine.default = Script(itl_seconds=0.005)
+        assert (await client.ask("/v1/chat/completions", chat(stream=True, max_tokens=20))).is_done
+
+        async def priced() -> list[str]:
+            (now,) = (await pools(url))["default"]["endpoints"]
+            return [] if now["dollars"]["per_million_output_tokens"] else [str(now["dollars"])]
+
+        await settled(priced, within_seconds=5.0)
+        scrape = MetricValues((await ask(url, "/metrics")).body.decode())
+        output = scrape.sum("serving_used_dollars_total", kind="output")
+        (now,) = (await pools(url))["default"]["endpoints"]
+        assert now["dollars"]["per_million_output_tokens"] == pytest.approx(output / 20 * 1e6), "as the series have it"
+        api.add_pod("e-1", "127.0.0.1", port=engine.port)
+
+        async def found() -> list[str]:
+            return [] if (await pools(url))["found"]["endpoints"] else ["not found yet"]
+
+        await settled(found, within_seconds=5.0)
+        (unpriced,) = (await pools(url))["found"]["endpoints"]
+        assert unpriced["dollars"] == {"per_hour": None, "per_million_output_tokens": None}
 
 
 async def test_the_ranks_of_an_engine_are_summed(engine: ScriptedEngine, api: KubernetesApi) -> None:

@@ -218,3 +218,28 @@ async def test_a_connection_that_had_ended_is_no_try_of_an_engine(start_engine: 
         metrics = await gateway.metrics()
         results = {r: metrics.sum("serving_engine_attempts_total", endpoint="e1", result=r) for r in ("stale", "unreachable")}
         assert results == {"stale": 1, "unreachable": 1}
+
+
+async def test_a_connection_that_nobody_took_is_no_try_of_an_engine(start_engine: StartEngine, gateway_over: GatewayOver) -> None:
+    """A machine with two engines goes, or one engine goes while a retry is on its way to it: the third one answers."""
+    engines = {name: await start_engine() for name in ("e1", "e2", "e3")}
+    async with gateway_over(engines, expected=KILLED, probe={"period_seconds": 3600}) as gateway:
+        await all_ready(gateway)
+        for name in ("e1", "e2"):
+            engines[name].refuse()
+        for _ in range(3):
+            assert (await ask(gateway.url, CHAT, chat())).status == 200
+        assert asked(*engines.values()) == [0, 0, 3]
+
+
+async def test_a_try_that_failed_and_one_that_nobody_took_leave_another(
+    start_engine: StartEngine, gateway_over: GatewayOver
+) -> None:
+    engines = {name: await start_engine() for name in ("e1", "e2", "e3")}
+    async with gateway_over(engines, expected=KILLED, probe={"period_seconds": 3600}) as gateway:
+        await all_ready(gateway)
+        engines["e1"].default = Script(status=500)
+        engines["e2"].refuse()
+        for _ in range(4):
+            assert (await ask(gateway.url, CHAT, chat())).status == 200
+        assert asked(engines["e1"])[0] >= 1

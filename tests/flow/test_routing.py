@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from serving.cli import app
 from serving.settings import Settings
 from tests.doubles.raw_client import RawResponse, ask
 from tests.doubles.running_gateway import RunningGateway
@@ -50,6 +53,23 @@ async def test_operators_are_told_why_and_nobody_else(start_engine: StartEngine,
         assert 0 < metrics.sum("serving_prefix_index_bytes") < 1_000_000
 
 
+async def test_a_decision_comes_with_a_record_where_that_is_asked_for(
+    start_engine: StartEngine, gateway_over: GatewayOver, tmp_path: Path
+) -> None:
+    engines = {"e1": await start_engine(), "e2": await start_engine()}
+    async with gateway_over(engines, routing={"explain_key": KEY}) as gateway:
+        await all_ready(gateway)
+        plain = orjson.loads((await asked(gateway, x_serving_explain=KEY)).header(DECISION) or "")
+        assert "record" not in plain
+        told = (await asked(gateway, x_serving_explain=f"{KEY}; record")).header(DECISION) or ""
+        assert len(told) < 3000, "proxies take no longer heads than some kilobytes"
+        (tmp_path / "decision").write_text(told)
+        shown = CliRunner().invoke(app, ["explain", str(tmp_path / "decision"), "--json", "--without", "e1"])
+        assert shown.exit_code == 0, shown.output
+        assert orjson.loads(shown.output)["would_be_chosen"] == "e2"
+        assert (await asked(gateway, x_serving_explain="no; record")).header(DECISION) is None
+
+
 async def test_without_a_key_of_the_operators_nobody_is_told(start_engine: StartEngine, gateway_over: GatewayOver) -> None:
     async with gateway_over({"e1": await start_engine(), "e2": await start_engine()}) as gateway:
         await all_ready(gateway)
@@ -87,7 +107,7 @@ ENDPOINTS = [{"name": "e1", "url": "http://engine:8000", "model": "m", "pool": "
     ("routing", "words"),
     [
         ({"pools": {"b20": {}}}, "there is no pool 'b20'; did you mean b200?"),
-        ({"pools": {"b200": {"elastic": True}}}, "dollars_per_hour"),
+        ({"pools": {"b200": {"accelerators": 0}}}, "greater than or equal to 1"),
         ({"explain_key": "short"}, "at least 16"),
         ({"objective": "urgent"}, "'interactive', 'standard' or 'batch'"),
         ({"policy": "cheapest"}, "'cost'"),

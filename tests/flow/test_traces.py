@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +23,7 @@ from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
 from tests.doubles.span_sink import MemorySink, OtlpReceiver
-from tests.flow.conftest import GatewayOver, chat, settings_over
+from tests.flow.conftest import GatewayOver, all_ready, chat, settings_over
 
 CHAT = "/v1/chat/completions"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -61,10 +63,11 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 def check_family(sink: MemorySink, engines: dict[str, ScriptedEngine]) -> None:
     """One trace, one request, its attempts inside it, and each engine got its attempt as parent."""
     (server,) = sink.of(SpanKind.SERVER)
-    attempts = sink.of(SpanKind.CLIENT)
-    assert len(sink.spans) == 1 + len(attempts)
+    attempts, stages = sink.of(SpanKind.CLIENT), sink.of(SpanKind.INTERNAL)
+    assert len(sink.spans) == 1 + len(attempts) + len(stages)
     assert len({span.context.span_id for span in sink.spans}) == len(sink.spans)
-    for span in attempts:
+    assert [span.name for span in stages].count("route") == len(attempts)
+    for span in (*attempts, *stages):
         assert span.parent == server.context
         assert server.start_time <= span.start_time <= span.end_time <= server.end_time
     sent = [record.header("traceparent") for engine in engines.values() for record in engine.log.requests]
@@ -86,13 +89,16 @@ async def test_o_obs_3_a_whole_answer(engine: ScriptedEngine, stream: bool) -> N
         usage = engine.log.requests[0].usage
         assert usage is not None
         found = attributes(span)
-        assert found.pop("gen_ai.response.time_to_first_chunk") > 0
+        assert (found.pop("gen_ai.response.time_to_first_chunk", 0.0) > 0) is stream
+        assert str(found.pop("gen_ai.response.id")).startswith("chatcmpl-")
         assert found == {
             "http.request.method": "POST",
             "http.route": CHAT,
             "http.response.status_code": 200,
             "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "vllm",
             "gen_ai.request.model": "tiny",
+            "gen_ai.request.max_tokens": 5,
             "gen_ai.request.stream": stream,
             "gen_ai.response.model": "tiny",
             "gen_ai.response.finish_reasons": ("stop",),
@@ -131,6 +137,82 @@ async def test_o_obs_3_a_span_ends_after_the_last_byte(engine: ScriptedEngine) -
         assert span.end_time is not None
         assert span.start_time is not None
         assert span.end_time - span.start_time > lasted * 1e9
+
+
+async def test_the_stages_follow_each_other(start_engine: StartEngine) -> None:
+    """Each has its own span, in the order of the pipeline, and a retry a choice and an attempt of its own."""
+    engines = {"e1": await start_engine(default=Script(status=500)), "e2": await start_engine()}
+    async with traced(engines) as (gateway, sink):
+        assert (await ask(gateway.url, CHAT, chat(stream=True))).is_done
+        await request_span(gateway, sink)
+        check_family(sink, engines)
+        below = [span for span in sink.spans if span.kind is not SpanKind.SERVER]
+        assert [span.name for span in below] == ["admit", "route", "chat tiny", "route", "chat tiny", "relay"]
+        for before, after in itertools.pairwise(below):
+            assert before.start_time is not None and before.end_time is not None and after.start_time is not None
+            assert before.start_time <= before.end_time
+            assert before.start_time <= after.start_time
+            assert before.end_time <= after.start_time or after.name == "relay", "the answer is under way until its end"
+        assert {span.status.status_code for span in below if span.kind is SpanKind.INTERNAL} == {StatusCode.UNSET}
+        assert attributes(below[-1])["serving.stream.events"] > 0
+
+
+async def test_a_choice_says_why_and_what_was_predicted(start_engine: StartEngine) -> None:
+    engines = {"e1": await start_engine(), "e2": await start_engine()}
+    async with traced(engines) as (gateway, sink):
+        await all_ready(gateway)
+        assert (await ask(gateway.url, CHAT, chat(stream=True, max_tokens=7))).is_done
+        await request_span(gateway, sink)
+        (route,) = [span for span in sink.spans if span.name == "route"]
+        found = attributes(route)
+        decision = json.loads(found.pop("serving.decision"))
+        (chosen,) = [row for row in decision["candidates"] if row["endpoint"] == decision["chosen"]]
+        assert found == {
+            "serving.endpoint": decision["chosen"],
+            "serving.pool": "default",
+            "serving.decision.reason": decision["reason"],
+            "serving.decision.candidates": 2,
+            "serving.predicted.prompt_tokens": decision["prompt_tokens"],
+            "serving.predicted.output_tokens": 7,
+            "serving.predicted.cached_tokens": chosen["cached_tokens"],
+            "serving.predicted.ttft_seconds": chosen["ttft_seconds"],
+            "serving.predicted.wait_seconds": chosen["wait_seconds"],
+            "serving.predicted.latency_seconds": chosen["latency_seconds"],
+            "serving.predicted.busy_seconds": chosen["busy_seconds"],
+            "serving.predicted.dollars": chosen["dollars"],
+        }
+
+
+async def test_a_request_that_finds_no_engine_ends_in_its_choice(engine: ScriptedEngine) -> None:
+    engine.routes["/health"] = Script(status=503)
+    async with traced({"e1": engine}) as (gateway, sink):
+
+        async def is_unready() -> list[str]:
+            return [] if gateway.app.fleet.snapshot.candidates("tiny") == () else ["still a candidate"]
+
+        await settled(is_unready)
+        assert (await ask(gateway.url, CHAT, chat())).status == 503
+        await request_span(gateway, sink)
+        admit, route = sink.of(SpanKind.INTERNAL)
+        assert (admit.name, admit.status.status_code) == ("admit", StatusCode.UNSET)
+        assert (route.name, route.status.status_code) == ("route", StatusCode.ERROR)
+        assert attributes(route) == {"error.type": "unavailable"}
+
+
+async def test_what_a_client_wants_of_the_answer_is_told_in_numbers(engine: ScriptedEngine) -> None:
+    wishes = {"temperature": 0.5, "top_p": 1, "seed": 7, "n": 1, "stop": ["SECRET"], "max_completion_tokens": 3}
+    async with traced({"e1": engine}) as (gateway, sink):
+        assert (await ask(gateway.url, CHAT, chat(**wishes))).status == 200
+        found = attributes(await request_span(gateway, sink))
+        assert {name: value for name, value in found.items() if name.startswith("gen_ai.request.")} == {
+            "gen_ai.request.model": "tiny",
+            "gen_ai.request.stream": False,
+            "gen_ai.request.max_tokens": 3,
+            "gen_ai.request.temperature": 0.5,
+            "gen_ai.request.top_p": 1,
+            "gen_ai.request.seed": 7,
+        }
+        assert "SECRET" not in " ".join(span.to_json() for span in sink.spans)
 
 
 @pytest.mark.parametrize("events", [0, 3])
@@ -322,7 +404,8 @@ async def test_a_receiver_gets_the_spans(engine: ScriptedEngine) -> None:
             for _ in range(5):
                 assert (await ask(gateway.url, CHAT, chat())).status == 200
             await settled(lambda: problems_of_counts(gateway, sent=5))
-        assert sorted(receiver.span_names) == [f"POST {CHAT}"] * 5 + ["chat tiny"] * 5
+        whole = [f"POST {CHAT}", "admit", "chat tiny", "relay", "route"]
+        assert sorted(receiver.span_names) == [name for name in whole for _ in range(5)]
         path, headers, message = receiver.requests[0]
         assert (path, headers["content-type"], headers["x-key"]) == ("/v1/traces", "application/x-protobuf", "secret")
         (service, *_) = message.resource_spans[0].resource.attributes
@@ -353,7 +436,7 @@ async def test_what_is_left_at_the_end_is_sent(engine: ScriptedEngine) -> None:
         tracing = {"endpoint": receiver.url, "interval_seconds": 600.0}
         async with conserved(settings_over({"e1": engine}, tracing=tracing), {"e1": engine}) as gateway:
             assert (await ask(gateway.url, CHAT, chat())).status == 200
-        assert len(receiver.span_names) == 2
+        assert len(receiver.span_names) == 5
 
 
 async def test_a_receiver_that_hangs_delays_nobody_and_the_rest_is_dropped_and_counted(engine: ScriptedEngine) -> None:

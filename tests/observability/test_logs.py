@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from serving.core.context import RequestContext, Usage
+from serving.core.money import MachineDollars
 from serving.core.outcomes import Outcome
 from serving.core.routes import CHAT_COMPLETIONS
+from serving.core.trace import Trace
 from serving.observability.logs import JsonLines, LineWriter, RequestLog, request_line, set_up_logging
 
 
@@ -192,6 +194,7 @@ def ended(**fields: Any) -> RequestContext:
     ctx.body = b'{"messages": [{"content": "my prompt"}]}'
     ctx.document = {"messages": [{"content": "my prompt"}]}
     ctx.tenant, ctx.model, ctx.asked_model, ctx.endpoint = "red", "tiny", "small", "e1"
+    ctx.pool, ctx.target = "default", "cpu"
     ctx.outcome, ctx.status, ctx.first_byte = Outcome.OK, 200, 1.25
     ctx.usage = Usage(100, 60, 4)
     for name, value in fields.items():
@@ -210,11 +213,14 @@ def test_a_requests_line_says_how_it_went() -> None:
         "tenant": "red",
         "model": "tiny",
         "asked_model": "small",
+        "pool": "default",
+        "target": "cpu",
         "endpoint": "e1",
         "attempts": 0,
         "stream": False,
         "status": 200,
         "outcome": "ok",
+        "error_code": "",
         "finish_reason": "",
         "ttft_seconds": 0.25,
         "duration_seconds": 2.5,
@@ -222,6 +228,7 @@ def test_a_requests_line_says_how_it_went() -> None:
         "cached_tokens": 60,
         "output_tokens": 4,
         "usage_estimated": False,
+        "machine_dollars": None,
     }
 
 
@@ -229,6 +236,26 @@ def test_a_requests_line_holds_neither_prompt_nor_key(lines: Lines) -> None:
     RequestLog(lines).settle(ended(), 3.5, "2026-11-30T00:00:00.000Z")  # type: ignore[arg-type]
     assert b"my prompt" not in lines.lines[0]
     assert b"sk-secret" not in lines.lines[0]
+
+
+def test_a_traced_requests_line_names_its_trace() -> None:
+    """So that whoever reads one finds the other."""
+    line = request_line(ended(trace=Trace("ab" * 16, "", "cd" * 8, True, 0)), 3.5, "")
+    assert line["trace_id"] == "ab" * 16
+    assert "trace_id" not in request_line(ended(), 3.5, "")
+
+
+def test_what_a_request_cost_on_its_machine_is_summed_and_unknown_is_not_zero() -> None:
+    assert request_line(ended(machine=MachineDollars(0.001, 0.0002, 0.03, 0.0)), 3.5, "")["machine_dollars"] == pytest.approx(
+        0.0312
+    )
+    assert request_line(ended(machine=MachineDollars(failed=0.5)), 3.5, "")["machine_dollars"] == 0.5
+    assert request_line(ended(), 3.5, "")["machine_dollars"] is None
+
+
+def test_an_errors_line_says_which() -> None:
+    line = request_line(ended(outcome=Outcome.OVERLOADED, status=429, error_code="queue_full", first_byte=0.0), 3.5, "")
+    assert (line["outcome"], line["error_code"]) == ("overloaded", "queue_full")
 
 
 def test_what_did_not_happen_is_null(lines: Lines) -> None:

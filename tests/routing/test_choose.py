@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.core.context import UNKNOWN_USAGE, Usage
+from serving.fleet.report import SpeedReport
 from serving.fleet.store import EndpointState, EndpointStatus
 from serving.routing.choose import Chooser
 from serving.routing.question import Question
@@ -165,3 +167,29 @@ def test_whatever_happens_all_that_is_counted_is_given_back(steps: list[tuple[in
         assert work.context_tokens == pytest.approx(0.0, abs=1e-6)
     chooser.retain([])
     assert chooser.index.used_bytes == 0
+
+
+def test_the_speed_of_an_engine_is_what_was_learned_and_unknown_before() -> None:
+    clock = Clock()
+    chooser = Chooser(clock=clock)
+    assert chooser.speed(A) == SpeedReport(None, None)
+    finish(chooser, chosen(chooser, (A, B), question()))
+    assert chooser.speed(A) == SpeedReport(None, None), "a prior is no speed"
+    for number in range(40):
+        ticket = chosen(chooser, (A, B), question(text(40_000, number)))
+        clock.now += 2.0
+        chooser.first_token(ticket)
+        clock.now += 4.0
+        chooser.end(ticket)
+        chooser.learn(ticket, Usage(10_000, 0, 201), clock.now)
+    for each in (A, B):
+        speed = chooser.speed(each)
+        assert speed.prefill_tokens_per_second == pytest.approx(5_000, rel=0.1)
+        assert speed.decode_tokens_per_second == pytest.approx(50, rel=0.1), "of one request alone, since there is none"
+    ticket = chosen(chooser, (A, B), question(text(40_000, "last")))
+    other = chosen(chooser, (ticket.endpoint,), question())
+    both = chooser.speed(ticket.endpoint).decode_tokens_per_second
+    assert both is not None and both > 60, "two together are faster"
+    finish(chooser, other)
+    assert chooser.speed(replace(A, uid="another")) == SpeedReport(None, None)
+    assert chooser.speed(C) == SpeedReport(None, None)

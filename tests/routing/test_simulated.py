@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.routing_clairvoyant import cell
 from benchmarks.routing_engine import Engine, EngineSpec
 from benchmarks.routing_mixed import DOLLARS_PER_SECOND, release
 from benchmarks.routing_ours import Ours
@@ -135,3 +136,13 @@ def test_dearer_machines_are_used_less_and_objectives_hold() -> None:
     assert result.ttft_at(0.99) < 10.0
     _, degraded = release(sessions, price, seconds_only=False, degraded=True)
     assert degraded.ttft_at(0.98) < 10.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["production", "agentic"])
+def test_the_mean_first_token_is_within_15_percent_of_a_router_that_knows_everything(profile: str) -> None:
+    """Also with rates that are wrong by two times, and where nobody knows which requests belong together."""
+    found = cell(profile, 1.0, 2)
+    best = found.pop("clairvoyant")
+    for name, (mean, _) in found.items():
+        assert mean <= 1.15 * best[0], name

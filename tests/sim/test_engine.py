@@ -121,6 +121,19 @@ async def test_speculation_puts_several_tokens_into_a_chunk() -> None:
         assert response.data[-1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_speculation_is_counted_as_vllm_counts_it() -> None:
+    """Each draft has so many tokens; the accepted ones are a part of them, and those at each place add up."""
+    async with simulated_engine(rates=replace(TINY.rates, tokens_per_step=2.5), speculated_tokens=3, every_metric=True) as engine:
+        await ask(engine.url, CHAT, asking(max_tokens=200))
+        name = "vllm:spec_decode_num"
+        ((drafts,), (drafted,), (accepted,)) = [
+            (await samples(engine, f"{name}_{what}_total")).values() for what in ("drafts", "draft_tokens", "accepted_tokens")
+        ]
+        by_place = list((await samples(engine, f"{name}_accepted_tokens_per_pos_total")).values())
+        assert drafted == 3 * drafts and 0 < accepted < drafted
+        assert len(by_place) == 3 and sum(by_place) == accepted and by_place == sorted(by_place, reverse=True)
+
+
 async def test_time_is_scaled_and_metrics_tell_simulated_seconds() -> None:
     async with simulated_engine(step_seconds=1.0, speed=1000.0) as engine:
         await asyncio.wait_for(ask(engine.url, CHAT, asking(max_tokens=10)), 5.0)

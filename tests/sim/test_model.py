@@ -187,6 +187,17 @@ def test_adapters_wait_for_a_slot_and_do_not_hold_others_up() -> None:
     assert seen["y"].tokens[0] > seen["x"].tokens[-1] > seen[None].tokens[0]
 
 
+def test_an_adapter_that_has_no_slot_is_loaded_and_the_one_used_longest_ago_goes() -> None:
+    rates = Rates(1e9, 0.01, adapter_seconds=0.5)
+    run = Run(engine_model(rates, max_loras=2))
+    waited = []
+    for name in ("x", "x", "y", None, "x", "z", "x", "y"):
+        seen = run.send(10, answer_tokens=1, adapter=name)
+        run.out()
+        waited.append(round(seen.ttft, 2))
+    assert waited == [0.51, 0.01, 0.51, 0.01, 0.01, 0.51, 0.01, 0.51]
+
+
 @pytest.mark.parametrize("moment", [0.0, 0.05, 0.155])
 def test_who_leaves_frees_all_it_had_in_every_phase(moment: float) -> None:
     run = Run(engine_model())

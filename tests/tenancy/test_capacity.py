@@ -34,3 +34,14 @@ def test_what_waits_is_divided_by_slots_and_its_sum_is_true() -> None:
     for name in "ab":
         fleet.record(name, EndpointState.UNREADY, "gone")
     assert Capacity(fleet, "m").by_pool(pools, 3) == {"small": 1, "large": 2}, "also while no engine is there"
+
+
+def test_what_others_use_of_an_engine_is_not_this_gateways() -> None:
+    fleet = Fleet([endpoint("a", 4), endpoint("b", 6)])
+    left, changes = {"a": 4, "b": 6}, 0
+    capacity = Capacity(fleet, "m", lambda endpoint: left[endpoint.name], lambda: changes)
+    assert capacity() == 10
+    left["b"] = 1
+    assert capacity() == 10, "nobody said that anything changed"
+    changes += 1
+    assert capacity() == 5

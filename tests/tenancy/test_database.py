@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from serving.ledger_settings import DatabaseSettings
 from serving.settings import Settings
 from serving.tenancy.database.base import Database, DatabaseAway, StatementRefused
 from serving.tenancy.database.open import open_database
-from serving.tenancy.database.schema import LEDGER_COLUMNS, VERSION, SchemaTooNew
+from serving.tenancy.database.schema import LEDGER_COLUMNS, MIGRATIONS, VERSION, SchemaTooNew
 from tests.doubles.postgres import RealPostgres, real_postgres
 
 
@@ -66,6 +67,38 @@ def test_a_newer_schema_is_refused_and_left_alone(database: Database, database_u
         caught.value
     )
     assert database.execute("SELECT version FROM serving_schema") == [(VERSION + 1,)]
+
+
+def test_a_database_of_the_first_schema_is_brought_up_to_date_and_keeps_its_records(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    connection = sqlite3.connect(path)
+    for step in (
+        "CREATE TABLE serving_schema (version INTEGER NOT NULL)",
+        "INSERT INTO serving_schema VALUES (1)",
+        *MIGRATIONS[0],
+    ):
+        connection.execute(step)
+    old_columns = [name for name, _ in LEDGER_COLUMNS if not name.startswith("machine_")]
+    old = dict(zip((name for name, _ in LEDGER_COLUMNS), record(1), strict=True))
+    places = ", ".join("?" for _ in old_columns)
+    connection.execute(
+        f"INSERT INTO serving_ledger ({', '.join(old_columns)}) VALUES ({places})", [old[name] for name in old_columns]
+    )
+    connection.commit()
+    connection.close()
+    database = open_database(settings(f"sqlite:{path}"))
+    assert database.execute("SELECT version FROM serving_schema") == [(VERSION,)]
+    assert database.execute("SELECT prompt_tokens, machine_prompt_nanodollars FROM serving_ledger") == [
+        (old["prompt_tokens"], None)
+    ]
+    database.close()
+
+
+def test_a_record_that_an_older_version_spilled_is_taken_in(database: Database) -> None:
+    """It ends before the newest columns."""
+    older = record(1)[: -sum(name.startswith("machine_") for name, _ in LEDGER_COLUMNS)]
+    insert(database, older)
+    assert database.execute("SELECT machine_prompt_nanodollars FROM serving_ledger") == [(None,)]
 
 
 def test_a_record_is_kept_as_it_was_and_once(database: Database) -> None:

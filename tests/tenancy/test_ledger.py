@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serving.core.context import UNKNOWN_USAGE
+from serving.core.money import MachineDollars
 from serving.core.outcomes import Outcome
 from tests.tenancy.records import StandingClock, ended, identity, ledger, named
 
@@ -33,7 +34,20 @@ def test_a_record_says_who_what_where_and_how_much() -> None:
         "prompt_nanodollars": 40_000,
         "cached_nanodollars": 30_000,
         "output_nanodollars": 10_000,
+        "machine_prompt_nanodollars": None,
+        "machine_cached_nanodollars": None,
+        "machine_output_nanodollars": None,
+        "machine_failed_nanodollars": None,
     }
+
+
+def test_what_the_machine_cost_stands_beside_what_is_charged() -> None:
+    book = ledger()
+    book.add(ended(machine=MachineDollars(4e-6, 1e-6, 3e-6, 2e-6)), identity(), 15.0)
+    record = named(book.take()[0])
+    machine = {name: value for name, value in record.items() if name.startswith("machine_")}
+    assert list(machine.values()) == [4000, 1000, 3000, 2000]
+    assert record["prompt_nanodollars"] == 40_000
 
 
 def test_what_is_not_known_is_not_nothing() -> None:
@@ -42,7 +56,7 @@ def test_what_is_not_known_is_not_nothing() -> None:
     book.add(ended(first_byte=0.0, outcome=Outcome.UNAVAILABLE), identity(), 15.0)
     for record in map(named, book.take()):
         known = [record[name] for name in record if name.endswith(("_tokens", "_nanodollars"))]
-        assert known == [None] * 6
+        assert known == [None] * 10
 
 
 def test_an_estimate_says_that_it_is_one() -> None:
@@ -55,7 +69,8 @@ def test_what_runs_no_model_costs_nothing() -> None:
     book = ledger(prices={})
     book.add(ended(route="/tokenize"), identity(), 15.0)
     record = named(book.take()[0])
-    assert [record[name] for name in record if name.endswith(("_tokens", "_nanodollars"))] == [0] * 6
+    charged = [name for name in record if name.endswith(("_tokens", "_nanodollars")) and not name.startswith("machine_")]
+    assert [record[name] for name in charged] == [0] * 6
 
 
 def test_the_same_request_id_twice_is_two_records() -> None:

@@ -72,10 +72,6 @@ def test_what_was_used_beyond_the_reservation_counts_from_when_it_is_known() -> 
     assert book.standing("a", LIMITS).tokens == 100
 
 
-def test_a_share_is_a_part_of_each_limit_and_at_least_one() -> None:
-    assert Limits(5, 100, 1, None).share(2) == Limits(2, 50, 1, None)
-
-
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("pass"), st.integers(0, 40)),

@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from serving.core.context import UNKNOWN_USAGE, Usage
+from serving.core.money import MachineDollars
 from serving.core.outcomes import Outcome
 from serving.ledger_settings import DatabaseSettings
 from serving.tenancy.database.base import Database
@@ -42,7 +43,7 @@ def by(database: Database, *names: str, **fields: Any) -> dict[tuple[str, ...], 
 
 
 def test_a_group_is_the_sum_of_its_requests(database: Database) -> None:
-    note(database)
+    note(database, machine=MachineDollars(4e-6, 1e-6, 3e-6, 2e-6))
     note(database, usage=Usage(50, 0, 1))
     note(database, tenant="blue")
     assert by(database, "tenant")["red",] == UsageRow(
@@ -56,11 +57,17 @@ def test_a_group_is_the_sum_of_its_requests(database: Database) -> None:
         prompt_dollars=90 / 1e6,
         cached_dollars=30 / 1e6,
         output_dollars=12 / 1e6,
+        machine_prompt_dollars=4e-6,
+        machine_cached_dollars=1e-6,
+        machine_output_dollars=3e-6,
+        machine_failed_dollars=2e-6,
         estimated=0,
         tokens_unknown=0,
         dollars_unknown=0,
     )
     assert by(database, "tenant")["red",].dollars == pytest.approx(132 / 1e6)
+    assert by(database, "tenant")["red",].machine_dollars == pytest.approx(10 / 1e6)
+    assert by(database, "tenant")["blue",].machine_dollars is None, "unknown, which is not nothing"
 
 
 def test_by_every_dimension(database: Database) -> None:

@@ -14,6 +14,9 @@
 {{- fail (printf "pools: %s: autoscaling: needs autoscaling.prometheus.address, where KEDA reads the demand" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (include "serving.hasGate" .) (eq $values.gateway.discovery "dns") -}}
+{{- fail "gateway.discovery: must be kubernetes where a pool has a gate: a name without addresses may be a name server that fails, so an engine that the gate took out would serve on" -}}
+{{- end -}}
 {{- $keys := $values.gateway.keys -}}
 {{- if and (or $values.gateway.database.existingSecret $keys.fileKey) (not $keys.existingSecret) -}}
 {{- fail "gateway.keys.existingSecret: is empty, and the keys of gateway.database and gateway.keys.fileKey are hashed with what is in it" -}}
@@ -45,6 +48,7 @@
 {{- include "serving.checkWeights" . -}}
 {{- include "serving.checkShape" . -}}
 {{- end -}}
+{{- include "serving.checkGate" . -}}
 {{- $budgets := $profile.budgets -}}
 {{- $drain := ternary $pool.drainSeconds $budgets.drain_seconds (hasKey $pool "drainSeconds") | int -}}
 {{- $needed := add $budgets.pre_stop_seconds $drain $budgets.stop_margin_seconds -}}
@@ -62,6 +66,24 @@
 {{- end -}}
 {{- if not (or .requestsPerReplica $profile.concurrency) -}}
 {{- fail (printf "pools: %s: autoscaling.requestsPerReplica: is missing, and the profile %s sets no max-num-seqs that it could be taken from" $pool.name $pool.profile) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A gate that leaves no engine behind would be an outage at each upgrade. */}}
+{{- define "serving.checkGate" -}}
+{{- $pool := .pool -}}
+{{- with $pool.gate -}}
+{{- $scaling := $pool.autoscaling | default dict -}}
+{{- $least := ternary ($scaling.minReplicas | default 0) (ternary $pool.replicas 1 (hasKey $pool "replicas")) (hasKey $pool "autoscaling") | int -}}
+{{- if and (lt $least 2) (not .spareNode) (not .allowOutage) -}}
+{{- fail (printf "pools: %s: gate: the pool may have one engine only, and while the new one is judged none would serve; set gate.spareNode: true where a node is free for one more, gate.allowOutage: true, or two replicas" $pool.name) -}}
+{{- end -}}
+{{- if and .spareNode .allowOutage -}}
+{{- fail (printf "pools: %s: gate: with spareNode there is no outage to allow; leave out one of the two" $pool.name) -}}
+{{- end -}}
+{{- if gt ($pool.maxUnavailable | default 1 | int) 1 -}}
+{{- fail (printf "pools: %s: maxUnavailable: must be 1 with gate, so that a bad engine takes the place of one and no more" $pool.name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

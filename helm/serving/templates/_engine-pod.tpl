@@ -9,9 +9,15 @@ metadata:
     {{- include "serving.poolLabels" (dict "root" $root "pool" $pool) | nindent 4 }}
     serving/target: {{ $pool.target }}
     serving/part: {{ ternary "worker" "leader" $worker }}
+    {{- if and $pool.gate (not $worker) }}
+    serving/gated: "true"
+    {{- end }}
   annotations:
     checksum/files: {{ ($root.Files.Glob "files/pod/*.py").AsConfig | sha256sum }}
     serving/model: {{ $pool.model }}
+    {{- if and $pool.gate (not $worker) }}
+    serving/checkpoint: {{ $pool.checkpoint | quote }}
+    {{- end }}
     {{- with include "serving.exceptions" $pool }}
     serving/security-exceptions: {{ . | quote }}
     {{- end }}
@@ -33,6 +39,11 @@ spec:
   priorityClassName: {{ . }}
   {{- end }}
   terminationGracePeriodSeconds: {{ $pool.terminationSeconds | int64 }}
+  {{- if and $pool.gate (not $worker) }}
+  # It gets no request before the gate's controller says that it answers right.
+  readinessGates:
+    - conditionType: serving/quality
+  {{- end }}
   securityContext: {{- include "serving.podSecurity" (dict "root" $root "groups" $pool.groups) | nindent 4 }}
   {{- with $pool.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}

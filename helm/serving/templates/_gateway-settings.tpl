@@ -14,6 +14,9 @@
 {{- if $rates -}}
 {{- $_ := set $known "routing" (dict "pools" $rates) -}}
 {{- end -}}
+{{- if include "serving.hasGate" . -}}
+{{- $_ := set $known "quality" (dict "enabled" true) -}}
+{{- end -}}
 {{- if .Values.gateway.limitStore.existingSecret -}}
 {{- $_ := set $known "limits" (dict "store" (dict "replicas" (include "serving.mostGateways" . | int))) -}}
 {{- end -}}
@@ -23,6 +26,17 @@
     "drain_delay_seconds" .Values.gateway.drainDelaySeconds "shutdown_grace_seconds" .Values.gateway.shutdownGraceSeconds)
   "relay" (dict "engine_secret_file" "/etc/serving/secret/engine-secret")
   "pools" $pools -}}
+{{- $references := dict -}}
+{{- range .Values.pools -}}
+{{- if and .gate .gate.probes -}}
+{{- $_ := set $references .name (printf "/etc/serving/quality/%s/probes.json" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if $references -}}
+{{- $_ := set $own "quality" (dict "references" $references "eject" .Values.gate.eject) -}}
+{{- else if .Values.gate.eject -}}
+{{- fail "gate.eject: needs pools[].gate.probes: without known answers and their floor nobody is ejected" -}}
+{{- end -}}
 {{- with include "serving.gatewayAuth" . | fromJson -}}
 {{- $_ := set $own "auth" . -}}
 {{- end -}}

@@ -78,9 +78,15 @@
   "terminationSeconds" ($pool.terminationGracePeriodSeconds | default $stopping | int)
   "podAnnotations" ($pool.podAnnotations | default dict)
 -}}
+{{- with $pool.gate -}}
+{{- $_ := set $out "gate" . -}}
+{{- $_ := set $out "progressSeconds" (add $out.progressSeconds $root.Values.gate.runSeconds) -}}
+{{- $_ := set $out "surges" (.spareNode | default false) -}}
+{{- $_ := set $out "checkpoint" (include "serving.checkpoint" (dict "pool" $pool "profile" $profile "fetches" $fetches)) -}}
+{{- end -}}
 {{- with $profile.routing -}}
 {{- $elastic := or .elastic (and (hasKey $pool "autoscaling") (eq (dig "autoscaling" "minReplicas" 1 $pool | int) 0)) -}}
-{{- $_ := set $out "routing" (set (deepCopy .) "elastic" (and $elastic (hasKey . "dollars_per_hour"))) -}}
+{{- $_ := set $out "routing" (set (deepCopy .) "elastic" (and $elastic (not (kindIs "invalid" $profile.price_dollars_per_node_hour)))) -}}
 {{- end -}}
 {{- if $simulated -}}
 {{- $words := hasKey $pool "drainSeconds" | ternary (list "--drain-seconds" (toString $drain)) list -}}
@@ -124,6 +130,22 @@
 {{- $_ := set $out "device" $profile.device -}}
 {{- end -}}
 {{- $out | toJson -}}
+{{- end -}}
+
+{{/* The weights by name, for the digest of a configuration: which commit of which repository, or where they lie. */}}
+{{- define "serving.checkpoint" -}}
+{{- $place := .pool.weights | default dict -}}
+{{- $fetch := .profile.fetch | default dict -}}
+{{- $revision := .pool.revision | default (ternary $fetch.revision "" .fetches) -}}
+{{- if $revision -}}
+{{ $fetch.repository | default .profile.model }}@{{ $revision }}
+{{- else if $place.claim -}}
+claim {{ $place.claim.name }}/{{ $place.claim.folder | default "" }}
+{{- else if $place.node -}}
+node {{ $place.node.path }}/{{ $place.node.folder | default "" }}
+{{- else -}}
+{{ .profile.profile }}
+{{- end -}}
 {{- end -}}
 
 {{- define "serving.placeFolder" -}}

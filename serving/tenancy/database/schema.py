@@ -27,8 +27,14 @@ LEDGER_COLUMNS: tuple[tuple[str, str], ...] = (
     ("prompt_nanodollars", "BIGINT"),
     ("cached_nanodollars", "BIGINT"),
     ("output_nanodollars", "BIGINT"),
+    ("machine_prompt_nanodollars", "BIGINT"),
+    ("machine_cached_nanodollars", "BIGINT"),
+    ("machine_output_nanodollars", "BIGINT"),
+    ("machine_failed_nanodollars", "BIGINT"),
 )
-"""Of the ledger: names and types. NULL is unknown, which is not 0; `prompt_tokens` includes `cached_tokens`."""
+"""Of the ledger: names and types. NULL is unknown, which is not 0; `prompt_tokens` includes `cached_tokens`. Dollars are what the
+tenant is charged, but for those of the machine, which are what the request cost there. New columns come last: records that an
+older version spilled do not have them."""
 COLUMN_NAMES = ", ".join(name for name, _ in LEDGER_COLUMNS)
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -47,6 +53,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             output_nanodollars BIGINT)""",
         "CREATE INDEX serving_ledger_ended ON serving_ledger (ended_at)",
         "CREATE INDEX serving_ledger_tenant ON serving_ledger (tenant, ended_at)",
+    ),
+    tuple(
+        f"ALTER TABLE serving_ledger ADD COLUMN machine_{kind}_nanodollars BIGINT"
+        for kind in ("prompt", "cached", "output", "failed")
     ),
 )
 VERSION = len(MIGRATIONS)

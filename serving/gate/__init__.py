@@ -1,0 +1,1 @@
+"""The quality gate: a candidate engine compared with references over HTTP."""
