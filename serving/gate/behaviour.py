@@ -34,9 +34,10 @@ def _decode(evidence: Evidence) -> Iterator[Finding]:
     if floor is None:
         band = widened(rules.difference, evidence.rules.matched.uncalibrated_factor)
     else:
+        least = max(floor.decode_difference, _honest_difference(evidence))
         band = Band(
-            passes=max(rules.difference.passes, rules.difference_floors.passes * floor.decode_difference),
-            fails=max(rules.difference.fails, rules.difference_floors.fails * floor.decode_difference),
+            passes=max(rules.difference.passes, rules.difference_floors.passes * least),
+            fails=max(rules.difference.fails, rules.difference_floors.fails * least),
         )
     tokens = sum(len(run.ids) for run in runs)
     first = sum(run.first_ranks for run in runs) / tokens
@@ -45,6 +46,14 @@ def _decode(evidence: Evidence) -> Iterator[Finding]:
         f"apart on average, and {first:.1%} are the likeliest on both paths"
     )
     yield measured("decode", found, band, said, "fail" if first < SAME_RANK else None)
+
+
+def _honest_difference(evidence: Evidence) -> float:
+    """Where activations are rounded the paths of an honest engine are farther apart than the floor of an unquantized one."""
+    if evidence.honest is None or not evidence.format_rules.quantizes_activations:
+        return 0.0
+    distances = [distance for run in evidence.honest.decode_runs for distance in _distances(run)]
+    return math.fsum(distances) / len(distances) if distances else 0.0
 
 
 def _distances(run: DecodeRun) -> list[float]:

@@ -22,6 +22,8 @@ MODEL = "glm-5.2"
 SLOTS = 4
 CLIENTS = 12
 """More than slots, so that some wait."""
+LAST_SECONDS = 10.0
+"""That requests have which are under way at the end."""
 WATTS = {"rocm-mi355x": 1100.0, "cuda-b200": 900.0}
 PROFILES = {"mi355x": ("glm-5.2-mxfp4-mi355x", "rocm-mi355x"), "b200": ("glm-5.2-nvfp4-b200", "cuda-b200")}
 TERMS: dict[str, dict[str, Any]] = {
@@ -73,13 +75,15 @@ async def observed_fleet(real: RealEngine | None = None, *, measures_power: bool
         addresses = {pool: engine.url for pool, engine in engines.items()} | ({"cpu": real.url} if real is not None else {})
         scrape = list(scraped(gateway, addresses))
         scrape += power_jobs(stack) if measures_power else ()
-        tasks = [asyncio.create_task(each) for each in traffic(gateway, real)]
+        enough = asyncio.Event()
+        tasks = [asyncio.create_task(each) for each in traffic(gateway, real, enough)]
         try:
             yield Fleet(gateway, scrape)
         finally:
-            for task in tasks:
+            enough.set()  # not in the middle of a request, which would leave a socket open
+            _, left = await asyncio.wait(tasks, timeout=LAST_SECONDS)
+            for task in left:
                 task.cancel()
-            await asyncio.wait(tasks)
 
 
 def scraped(gateway: RunningGateway, engines: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -102,21 +106,23 @@ def power_jobs(stack: contextlib.AsyncExitStack) -> Iterator[dict[str, Any]]:
         yield job | {"scrape_timeout": SCRAPE_INTERVAL, "static_configs": [{"targets": [address], "labels": labels}]}
 
 
-def traffic(gateway: RunningGateway, real: RealEngine | None) -> Iterator[Any]:
-    """Requests without end: conversations with prompts that repeat, streamed and not, some that are wrong or refused."""
+def traffic(gateway: RunningGateway, real: RealEngine | None, enough: asyncio.Event) -> Iterator[Any]:
+    """Requests until there are enough: prompts that repeat, streamed and not, some wrong or refused."""
     for number in range(CLIENTS):
-        yield conversation(gateway, MODEL, number, ("red", "blue")[number % 2], stream=number % 4 > 0)
-    yield conversation(gateway, MODEL, CLIENTS, "green", stream=True)
-    yield conversation(gateway, "nobody's", 0, "red", stream=False)
+        yield conversation(gateway, MODEL, number, ("red", "blue")[number % 2], stream=number % 4 > 0, enough=enough)
+    yield conversation(gateway, MODEL, CLIENTS, "green", stream=True, enough=enough)
+    yield conversation(gateway, "nobody's", 0, "red", stream=False, enough=enough)
     if real is not None:
         for number in range(2):
-            yield conversation(gateway, real.model, number, "blue", stream=number == 0)
+            yield conversation(gateway, real.model, number, "blue", stream=number == 0, enough=enough)
 
 
-async def conversation(gateway: RunningGateway, model: str, number: int, tenant: str, *, stream: bool) -> None:
+async def conversation(
+    gateway: RunningGateway, model: str, number: int, tenant: str, *, stream: bool, enough: asyncio.Event
+) -> None:
     prompt = f"You are number {number}. " + "The same words again and again. " * (40 + 10 * (number % 3))
     turn = 0
-    while True:
+    while not enough.is_set():
         turn += 1
         messages = [{"role": "user", "content": prompt}, {"role": "user", "content": f"Question {turn}?"}]
         body = {"model": model, "messages": messages, "max_tokens": 24 + 8 * (number % 4), "stream": stream}

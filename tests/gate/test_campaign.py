@@ -17,16 +17,16 @@ from tests.gate.judged import HONEST_REPEATS, NOT_MATCHED, judged, said_by
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(4 * 3600)]
 
 EXPLANATIONS = {
-    "roll-scales": "matched.kl",
-    "double-matrix": "matched.kl",
-    "wrong-table": "matched.kl",
-    "swap-heads": "matched.kl",
-    "wrong-rope-base": "matched.kl",
-    "stale-layer": "matched.kl",
-    "silent-no-op": "quantized",
-    "other-template": "tokens",
+    "roll-scales": ("matched.kl", "scales in the wrong place"),
+    "double-matrix": ("matched.kl", "one matrix with doubled scales"),
+    "wrong-table": ("matched.kl", "one wrong value in the table of all weights"),
+    "swap-heads": ("matched.kl", "two swapped heads"),
+    "wrong-rope-base": ("matched.kl", "the base of the rotary embedding"),
+    "stale-layer": ("matched.kl", "a whole layer that is not the checkpoint's"),
+    "silent-no-op": ("quantized", "the quantization to nvfp4a16 that was asked for did not happen"),
+    "other-template": ("tokens", "the chat template changed (plain texts have the same tokens)"),
 }
-"""The finding that must fail first."""
+"""The finding that must fail first, and words that it must say."""
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,9 @@ def test_honest_rounding_of_activations_passes_beside_a_stored_honest_run(campai
 def test_each_sabotage_fails_and_is_explained(campaign: Campaign, name: str) -> None:
     found = judged(campaign, name)
     assert found.outcome == "fail"
-    assert found.reason.startswith(f"{EXPLANATIONS[name]}: ")
-
-
-def test_other_template_is_told_from_another_tokenizer(campaign: Campaign) -> None:
-    assert "the chat template changed" in judged(campaign, "other-template").reason
+    finding, words = EXPLANATIONS[name]
+    assert found.reason.startswith(f"{finding}: ")
+    assert words in found.reason
 
 
 def test_twenty_repeats_of_good_candidates_give_no_false_fail(campaign: Campaign) -> None:

@@ -131,6 +131,20 @@ def test_a_decode_path_of_its_own_fails(rules: GateRules) -> None:
     assert verdict.reason.startswith("decode: 256 generated tokens")
 
 
+@pytest.mark.parametrize(("format", "outcome"), [("nvfp4", "pass"), ("nvfp4a16", "fail")])
+def test_where_activations_are_rounded_the_honest_runs_own_decode_path_is_the_floor(
+    rules: GateRules, format: str, outcome: str
+) -> None:
+    def apart(nats: float) -> Collected:
+        found = collected()
+        runs = [run.model_copy(update={"decoded": tuple(value - nats for value in run.prefilled)}) for run in found.decode_runs]
+        return found.model_copy(update={"decode_runs": tuple(runs)})
+
+    candidate, honest = apart(0.3), apart(0.2)
+    verdict = judge(evidence(rules, candidate, format=format, reference=collected(**QUANTIZATION), honest=honest))
+    assert finding(verdict, "decode").outcome == outcome
+
+
 def test_numbers_that_are_none_fail(rules: GateRules) -> None:
     verdict = judge(evidence(rules, collected(not_a_number=True), format="bf16", reference=collected()))
     assert verdict.outcome == "fail"
