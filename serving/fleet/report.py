@@ -36,7 +36,7 @@ class SpeedReport:
     prefill_tokens_per_second: float | None = None
     """Of prompt tokens that are not cached."""
     decode_tokens_per_second: float | None = None
-    """Of all requests together that this gateway has under way there; of one alone where there are none."""
+    """Of all requests together that are known to be under way there; of one alone where there are none."""
 
 
 @dataclass(frozen=True, slots=True)

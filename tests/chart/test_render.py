@@ -215,8 +215,9 @@ def test_a_token_is_where_it_is_needed_and_nowhere_else(helm_4: Helm, values: di
         projected = [volume for volume in pod.get("volumes", []) if "projected" in volume]
         containers = [*pod["containers"], *pod.get("initContainers", [])]
         mounts = [m for each in containers for m in each.get("volumeMounts", []) if m["mountPath"] == TOKEN_PLACE]
-        wanted = int(asks and workload["metadata"]["name"].endswith("-gateway"))
-        assert (len(projected), len(mounts)) == (wanted, wanted), workload["metadata"]["name"]
+        name = workload["metadata"]["name"]
+        wanted = int((asks and name.endswith("-gateway")) or name.endswith("-gate"))
+        assert (len(projected), len(mounts)) == (wanted, wanted), name
         assert pod["automountServiceAccountToken"] is False
         for volume in projected:
             token, authority = volume["projected"]["sources"]
