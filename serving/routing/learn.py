@@ -41,7 +41,7 @@ class Lessons:
         work = choice.work
         rates = work.rates
         if choice.first and not question.silent:
-            work.learned_at = ended
+            work.learned(ended)
             writing = ended - choice.first
             if output is not None and output > LEAST_OUTPUT_TOKENS and writing > 0:
                 # `area` and `prefill_area` were made differences when the attempt ended.

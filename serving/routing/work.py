@@ -252,7 +252,7 @@ class Work:
             self.recent = [each for each in self.recent if now - each.first < NEWS_SECONDS] + [choice]
         elif took > MUCH_SLOWER * expected:
             # Not to be waited for until the answer's end says it exactly.
-            self.learned_at = now
+            self.learned(now)
             rates.learn_prefill(choice.prefill_seconds / rates.prefill_seconds, took)
         self._leaves(choice)
         choice.prefill_area = self.prefill_area
@@ -281,10 +281,17 @@ class Work:
             self.decoding_tokens -= choice.context_tokens
         self.context_tokens -= choice.context_tokens
 
+    def learned(self, now: float) -> None:
+        """A request says how fast the engine is."""
+        self.learned_at = now
+        self.rates.learned(now)
+
     def refresh(self, now: float) -> None:
-        """Take up what was learned at other endpoints of the pool."""
+        """Take up what was learned at other endpoints of the pool, and forget what was learned long ago."""
+        idle_seconds = now - max(self.refreshed_at, self.learned_at)
         self.refreshed_at = now
-        self.rates.refresh(now - self.learned_at)
+        self.rates.fade(now)
+        self.rates.refresh(max(idle_seconds, 0.0))
 
     def share_slots(self, gateways: int) -> None:
         """Leave to others what they use of its slots; this gateway has one in any case, or an even part of several."""
