@@ -196,14 +196,14 @@ def compare(
 ) -> None:
     """The figures of one collection against another, without a judgement."""
     from serving.gate.collected import read_collected
-    from serving.gate.compare import mismatch, require_comparable, shared_names
+    from serving.gate.compare import mismatch, require_comparable, shared_kinds
     from serving.gate.report import compared
     from serving.gate.text import print_compared
 
     reference, candidate = read_collected(first), read_collected(second)
     require_comparable(reference, candidate)
     found = compared("reference", reference, candidate)
-    if not (found.tokens or found.tasks_by_family or shared_names(reference, candidate)):
+    if not (found.tokens or found.tasks_by_family or shared_kinds(reference, candidate)):
         wrong = _troubled(first, reference) or _troubled(second, candidate)
         raise ConfigurationError(f"{second}: has no text, rendering or task in common with {first}{wrong}")
     for path, collected in ((first, reference), (second, candidate)):

@@ -75,11 +75,13 @@ def require_comparable(reference: Collected, candidate: Collected) -> None:
         )
 
 
-def shared_names(reference: Collected, candidate: Collected) -> int:
-    """How many texts, conversations and renderings both have, whatever their tokens are."""
-    return len({one.name for one in reference.passages} & {one.name for one in candidate.passages}) + len(
-        {one.name for one in reference.renderings} & {one.name for one in candidate.renderings}
+def shared_kinds(reference: Collected, candidate: Collected) -> tuple[str, ...]:
+    """What both have by name, whatever its tokens are."""
+    kinds = (
+        ("texts and conversations", reference.passages, candidate.passages),
+        ("renderings", reference.renderings, candidate.renderings),
     )
+    return tuple(kind for kind, ours, theirs in kinds if {one.name for one in ours} & {one.name for one in theirs})
 
 
 def distance(reference: Collected, candidate: Collected) -> Distance | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from serving.gate.compare import Mismatch, mismatch, shared_names
+from serving.gate.compare import Mismatch, mismatch, shared_kinds
 from serving.gate.evidence import Evidence, number
 from serving.gate.verdict import Finding, Outcome
 
@@ -49,17 +49,20 @@ def _sound_references(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _same_tokens(evidence: Evidence) -> Iterator[Finding]:
+    compared: dict[str, None] = {}
     for name, collected in evidence.references():
         found = mismatch(collected, evidence.candidate)
         if found is not None:
             yield Finding(name="tokens", outcome="fail", said=_explain(name, found))
             return
-        if not shared_names(collected, evidence.candidate):
+        shared = shared_kinds(collected, evidence.candidate)
+        if not shared:
             said = f"not seen: no text, conversation or rendering is in both the {name} and the candidate"
             yield Finding(name="tokens", outcome="not_decided", said=said)
             return
-    compared = "texts, conversations and renderings" if evidence.candidate.renderings else "texts and conversations"
-    yield Finding(name="tokens", outcome="pass", said=f"{compared} have the same tokens as with the references")
+        compared.update((kind, None) for kind in shared)
+    said = f"{' and '.join(compared).replace(' and ', ', ', len(compared) - 1)} have the same tokens as with the references"
+    yield Finding(name="tokens", outcome="pass", said=said)
 
 
 def _explain(name: str, found: Mismatch) -> str:

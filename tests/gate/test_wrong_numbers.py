@@ -106,3 +106,14 @@ def test_tokens_of_nothing_in_common_were_not_seen(rules: GateRules) -> None:
     verdict = verdict_on(rules, empty, collected())
     found = next(finding for finding in verdict.findings if finding.name == "tokens")
     assert (found.outcome, found.said[:9]) == ("not_decided", "not seen:")
+
+
+def test_tokens_names_only_what_was_compared(rules: GateRules) -> None:
+    for update, said in (
+        ({}, "texts, conversations and renderings have"),
+        ({"passages": ()}, "renderings have"),
+        ({"renderings": ()}, "texts and conversations have"),
+    ):
+        verdict = verdict_on(rules, collected().model_copy(update=update), collected())
+        found = next(finding for finding in verdict.findings if finding.name == "tokens")
+        assert found.outcome == "pass" and found.said.startswith(said)
