@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from benchmarks.routing_engine import Job
@@ -19,11 +18,11 @@ GENERIC = Rates()
 
 
 class Ours:
-    def __init__(self, engines: int, prior: Rates = GENERIC, **options: Any) -> None:
+    def __init__(self, engines: int, prior: Rates = GENERIC, seed: int = 1, **options: Any) -> None:
         self.now = 0.0
         self.endpoints = tuple(Endpoint(f"e{n}", f"http://e{n}:8000", "m", "default", "simulated") for n in range(engines))
         self.numbers = {endpoint.name: number for number, endpoint in enumerate(self.endpoints)}
-        self.chooser = Chooser(clock=lambda: self.now, seed=1, prior=lambda endpoint: prior, **options)
+        self.chooser = Chooser(clock=lambda: self.now, seed=seed, prior=lambda endpoint: prior, **options)
 
     def question(self, turn: Turn) -> Question:
         return Question(
@@ -32,7 +31,7 @@ class Ours:
 
     def pick(self, turn: Turn, now: float) -> tuple[int, Any]:
         self.now = now
-        ticket = self.chooser.choose("m", self.endpoints, (), lambda: self.question(turn))
+        ticket = self.chooser.choose("m", self.endpoints, (), lambda: self.question(turn), size_bytes=turn.prompt.size)
         assert ticket is not None
         self.chooser.begin(ticket)
         return self.numbers[ticket.endpoint.name], ticket
@@ -45,22 +44,3 @@ class Ours:
         self.now = now
         self.chooser.end(ticket)
         self.chooser.learn(ticket, Usage(turn.prompt_tokens, job.cached_tokens, turn.output_tokens), now)
-
-
-class Gateways:
-    """Several gateways over the same engines, each with its own view. Any of them gets any request."""
-
-    def __init__(self, count: int, engines: int, seed: int = 1, **options: Any) -> None:
-        self._gateways = [Ours(engines, **options) for _ in range(count)]
-        self._random = random.Random(seed)
-
-    def pick(self, turn: Turn, now: float) -> tuple[int, Any]:
-        gateway = self._random.choice(self._gateways)
-        engine, ticket = gateway.pick(turn, now)
-        return engine, (gateway, ticket)
-
-    def first(self, ticket: Any, now: float) -> None:
-        ticket[0].first(ticket[1], now)
-
-    def end(self, ticket: Any, turn: Turn, job: Job, now: float) -> None:
-        ticket[0].end(ticket[1], turn, job, now)

@@ -245,6 +245,12 @@ class HttpRoute(Closed):
     annotations: Texts
 
 
+class Peers(Closed):
+    enabled: bool
+    existingSecret: str
+    key: Text
+
+
 class Gateway(Closed):
     replicas: NotNegative
     image: OwnImage
@@ -259,6 +265,7 @@ class Gateway(Closed):
     database: Database
     keys: Keys
     limitStore: LimitStore
+    peers: Peers
     settings: dict[str, Any]
     service: Service
     drainDelaySeconds: Annotated[int, Field(ge=0, le=600)]

@@ -26,7 +26,7 @@ CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py", "pod/first_token.py", "pod/wait_for_memory.py")
 SECTIONS = (
     *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "quality", "auth", "tenants"),
-    *("database", "ledger", "prices", "routing", "logging", "tracing"),
+    *("database", "ledger", "prices", "routing", "peers", "logging", "tracing"),
 )
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {
@@ -42,6 +42,7 @@ OF_THE_CHART = {
     "LimitStoreSettings": ("url",),
     "LedgerSettings": ("spill_dir",),
     "RoutingSettings": ("explain_key",),
+    "PeerSettings": ("host", "addresses", "bind_host", "port", "secret", "secret_file"),
     "QualitySettings": ("references", "eject"),
 }
 """Fields that the chart sets by itself, or that are secrets or files, which values cannot bring."""

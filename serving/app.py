@@ -47,6 +47,7 @@ from serving.fleet.health import Health
 from serving.fleet.known_answers import QUALITY_HEADER, read_reference
 from serving.fleet.kubernetes import Follower, KubernetesDiscovery
 from serving.fleet.load import LoadReader
+from serving.fleet.peers import Peers, require_free_peer_port
 from serving.fleet.probe import Probe, ProbeFailed
 from serving.fleet.quality import QualityWatch
 from serving.fleet.report import DollarReport, FleetReport, fleet_report
@@ -64,6 +65,7 @@ from serving.pipeline import Pipeline
 from serving.routing.choose import Chooser
 from serving.routing.explain import Explain
 from serving.routing.models import PublicModel, public_models
+from serving.routing.news import peer_reports
 from serving.routing.objectives import Objectives
 from serving.routing.retries import RetryBudget
 from serving.routing.setup import chooser_of
@@ -134,6 +136,9 @@ class Gateway:
             slots=self.slots | {adapter: self.slots[model] for adapter, model in adapters.items() if model in self.slots},
             refused=lambda tenant, limit: self.metrics.limit_refusals.add((tenant, limit)),
         )
+        self.desk = self.chooser.join(silence_seconds=settings.peers.silence_seconds) if settings.peers.on else None
+        self.chooser.know(fixed)
+        self.peers = None if self.desk is None else Peers(settings.peers, self.desk)
         self.load_reader = LoadReader(
             self.fleet,
             self._get,
@@ -283,7 +288,8 @@ class Gateway:
             money = view.money([(e.model, e.pool, e.target)])
             return DollarReport(self.machines.of(e.pool, e.target).dollars_per_hour, money.per_million_output_tokens)
 
-        return fleet_report(self.fleet, self._pools(), self.chooser.in_flight, self.chooser.speed, dollars)
+        peers = None if self.peers is None or self.desk is None else peer_reports(self.peers.heard, self.desk)
+        return fleet_report(self.fleet, self._pools(), self.chooser.in_flight, self.chooser.speed, dollars, peers)
 
     def _said(self) -> Said | None:
         return throughput_said(fleet_report(self.fleet, self._pools(), self.chooser.in_flight))
@@ -349,6 +355,9 @@ class Gateway:
         if not isinstance(quotas, LocalQuotas):
             metrics.watch_limit_store(lambda: quotas.is_up)
         metrics.watch_routing(lambda: self.chooser.decisions.items(), lambda: self.chooser.index.used_bytes)
+        if (peers := self.peers) is not None and (desk := self.desk) is not None:
+            tally = peers.tally
+            metrics.watch_peers(lambda: len(peers.heard), tally.by_result, lambda: tally.refused.items(), desk.counts.by_result)
         for key in self.bill.endpoints:
             metrics.tokens.row(key)
             self.costs.open(key)
@@ -412,6 +421,7 @@ class Gateway:
         """Let go of what is kept for endpoints that are no more; the last that left are still counted for a while."""
         endpoints = {status.endpoint.name: status.endpoint for status in self.fleet.snapshot.statuses.values()}
         self.chooser.retain(endpoints)
+        self.chooser.know(endpoints.values())
         self.health.retain(endpoints.values())
         self.relay.retain({endpoint.url for endpoint in endpoints.values()})
         self.costs.retain(endpoints)
@@ -437,7 +447,7 @@ class Gateway:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self.tracing is not None:
             self.tracing.start()
-        kubernetes = self.kubernetes or contextlib.nullcontext()
+        kubernetes, peers = self.kubernetes or contextlib.nullcontext(), self.peers or contextlib.nullcontext()
         await self.accounts.start()
         async with (
             self.quotas,
@@ -448,6 +458,7 @@ class Gateway:
             self.load_reader,
             self.window,
             self.quality,
+            peers,
         ):
             sweep = asyncio.create_task(self.edge.sweep(), name="edge-sweep")
             try:
@@ -652,6 +663,7 @@ def run_gateway(settings: Settings) -> int:
     require_free_port(settings.server.host, settings.server.port, "server.port")
     if settings.server.operator_port is not None:
         require_free_port(settings.server.operator_host, settings.server.operator_port, "server.operator_port")
+    require_free_peer_port(settings.peers)
     _fill_standard_descriptors()
     writer = LineWriter(_log_descriptor())
     set_up_logging(settings.logging.level, writer)

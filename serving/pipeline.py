@@ -589,14 +589,20 @@ class Pipeline:
                 log.exception("request could not be published", extra={"request_id": passage.ctx.request_id})
 
     def _publish(self, passage: Passage, now: str) -> None:
-        ctx = passage.ctx
-        self._count(passage)
-        if passage.answered is not None and passage.view is not None:
-            self._chooser.learn(passage.answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
-            self._metrics.routed(ctx, passage.answered)
+        ctx, answered = passage.ctx, passage.answered
+        try:
+            self._count(passage)
+        except Exception:
+            if answered is not None:
+                self._chooser.drop(answered)
+            raise
+        if answered is not None and passage.view is None:
+            self._chooser.drop(answered)
+        elif answered is not None:
+            self._chooser.learn(answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
+            self._metrics.routed(ctx, answered)
         if passage.stay is not None or passage.failed_dollars:
-            answered = passage.answer is not None
-            ctx.machine = self._costs.settle(passage.stay, passage.failed_dollars, ctx, answered=answered)
+            ctx.machine = self._costs.settle(passage.stay, passage.failed_dollars, ctx, answered=passage.answer is not None)
         self._metrics.settle(ctx, passage.ended, passage.objective)
         if ctx.outcome is not Outcome.OK:
             self.last_errors.add(ctx, passage.ended)

@@ -24,6 +24,7 @@ from serving.ledger_settings import DatabaseSettings, KeySourceSettings, LedgerS
 from serving.limit_settings import LimitStoreSettings, QueueSettings
 from serving.machine_settings import TargetSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, adapters_of, check_models, served_name
+from serving.peer_settings import PeerSettings
 from serving.quality_settings import QualitySettings
 from serving.routing_settings import RoutingSettings
 from serving.setting_types import Count, Name, Seconds, Section
@@ -298,7 +299,7 @@ class AuthSettings(KeySourceSettings):
     """Several tenants do not share an engine's prefix cache: whether a prompt is cached would tell what others asked."""
     cache_secret: SecretStr | None = None
     """What the tenants' cache salts are made with; give all replicas the same. None: made from `key_secret` where there is
-    one, else each process makes its own."""
+    one, else from `peers.secret`, else each process makes its own."""
 
     @model_validator(mode="after")
     def _distinct(self) -> AuthSettings:
@@ -435,6 +436,7 @@ class Settings(BaseSettings):
     engine_load: LoadSettings = LoadSettings()
     quality: QualitySettings = QualitySettings()
     routing: RoutingSettings = RoutingSettings()
+    peers: PeerSettings = PeerSettings()
     targets: dict[Name, TargetSettings] = Field(default_factory=dict)
     """What accelerators cost and draw, by the target that endpoints and pools name, where that is not as in the catalog.
     It may hold more than are in use."""

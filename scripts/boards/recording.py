@@ -73,8 +73,9 @@ def money() -> list[Recorded]:
     return [
         Recorded(
             bill,
-            f"max {by_pool} ({rate('serving_bill_dollars_total', window='5m')}) {PER_HOUR}",
-            "What a pool costs an hour. Every gateway counts the whole bill, so that the highest counts and never the sum.",
+            f"avg_over_time((max {by_pool} (serving_accelerators * serving_accelerator_price_dollars_per_hour))[5m:15s])",
+            "What a pool costs an hour. Every gateway knows all of its machines, so that the highest counts and never the sum."
+            " From gauges: where one gateway replaces another, no counter spans the window.",
         ),
         Recorded(
             used,

@@ -36,7 +36,7 @@ class SpeedReport:
     prefill_tokens_per_second: float | None = None
     """Of prompt tokens that are not cached."""
     decode_tokens_per_second: float | None = None
-    """Of all requests together that this gateway has under way there; of one alone where there are none."""
+    """Of all requests together that are known to be under way there; of one alone where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,24 @@ class PoolReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerReport:
+    """Another gateway that was heard lately."""
+
+    name: str
+    """New with each of its starts."""
+    age_seconds: float
+    """Since it was heard last."""
+    in_flight: int
+    """Requests that it has under way, as far as these count here."""
+    prefixes: int
+    """Prompts that it has under way and whose prefix is known here."""
+
+
+@dataclass(frozen=True, slots=True)
 class FleetReport:
     pools: tuple[PoolReport, ...]
+    peers: tuple[PeerReport, ...] | None = None
+    """The other gateways; None where this one is set to be alone."""
 
 
 def fleet_report(
@@ -87,6 +103,7 @@ def fleet_report(
     in_flight: Callable[[str], int],
     speed: Callable[[Endpoint], SpeedReport] = lambda endpoint: SpeedReport(),
     dollars: Callable[[Endpoint], DollarReport] = lambda endpoint: DollarReport(),
+    peers: tuple[PeerReport, ...] | None = None,
 ) -> FleetReport:
     """The report of this moment. `pools` are names, models and targets of those that are set; a pool may have no endpoint."""
     statuses = fleet.snapshot.statuses.values()
@@ -125,7 +142,7 @@ def fleet_report(
             )
         ready = sum(status.state is EndpointState.READY for status in present)
         made.append(PoolReport(pool, model, target, ready, tuple(endpoints)))
-    return FleetReport(tuple(made))
+    return FleetReport(tuple(made), peers)
 
 
 def _load(load: EngineLoad | None) -> LoadReport | None:

@@ -25,7 +25,7 @@ from serving.observability.collectors import (
     histogram_of,
     read_at_scrape,
 )
-from serving.observability.series import fleet, money, process, quality, requests, routing, tenants
+from serving.observability.series import fleet, money, peers, process, quality, requests, routing, tenants
 from serving.observability.series.definition import Series
 
 ENGINE_LOADS = (
@@ -295,6 +295,22 @@ class Metrics:
         self.watch(routing.DECISIONS, lambda: (((reason,), float(count)) for reason, count in decisions()))
         self.on_scrape(self.prefix_index_bytes, index_bytes)
 
+    def watch_peers(
+        self,
+        heard: Callable[[], float],
+        news_bytes: Callable[[], Iterable[tuple[str, int]]],
+        refused_bytes: Callable[[], Iterable[tuple[str, int]]],
+        prefixes: Callable[[], Iterable[tuple[str, int]]],
+    ) -> None:
+        """Export what this gateway hears from others, and says to them."""
+        self.watch(peers.PEERS, lambda: [((), float(heard()))])
+        for series, read in (
+            (peers.NEWS_BYTES, news_bytes),
+            (peers.NEWS_REFUSED_BYTES, refused_bytes),
+            (peers.PREFIXES, prefixes),
+        ):
+            self.watch(series, partial(_by_word, read))
+
     def routed(self, ctx: RequestContext, ticket: Routed) -> None:
         """What was predicted for a request, beside what came of it."""
         predicted = ticket.ttft_seconds
@@ -315,3 +331,9 @@ class Metrics:
         """
         self.before_scrape()
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+def _by_word(read: Callable[[], Iterable[tuple[str, int]]]) -> Iterator[tuple[tuple[str], float]]:
+    """The rows of a series with one label."""
+    for word, count in read():
+        yield (word,), float(count)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import sqrt
 
 from xxhash import xxh3_64_intdigest
 
@@ -18,6 +19,7 @@ from serving.routing.chain import START
 from serving.routing.cost import DEFAULT_WEIGHTS, OBJECTIVES, Machine, Objective, Weights
 from serving.routing.decision import Decision, Reason
 from serving.routing.learn import Lessons
+from serving.routing.news import Desk
 from serving.routing.others import faded, others_of
 from serving.routing.policies import POLICIES
 from serving.routing.predict import TOKENS_PER_BYTE, PoolRates, Rates
@@ -29,6 +31,10 @@ from serving.routing.work import Choice, Ticket, Work, horizon_seconds
 
 ERROR_SHARE = 0.05
 """Of its time to first token, a prediction may be wrong by so much; costs that differ by less are the same."""
+UNKNOWN_SECONDS = 0.1
+"""So long what other gateways have sent is not known yet. All of them see the same endpoint as the least loaded meanwhile."""
+LIGHT_ROOTS = 2.0
+"""What is known of how many requests an endpoint has may be off by so many times the root of their number."""
 COLD_SECONDS = 10.0
 """An endpoint that got a prompt that nobody had cached is not the first for another one within this time."""
 MANY = 24
@@ -93,13 +99,15 @@ class Arrivals:
     per_second: float
     began: float
     last: float
+    count: float = 0.0
+    """Those of this gateway, since the beginning."""
     prefill_seconds: float = 0.0
     """Of a request, on average, where it was sent."""
 
-    def note(self, now: float) -> None:
+    def note(self, now: float, requests: float = 1.0) -> None:
         passed = now - self.last
         horizon = horizon_seconds(now - self.began)
-        self.per_second = self.per_second * horizon / (horizon + passed) + 1.0 / horizon
+        self.per_second = self.per_second * horizon / (horizon + passed) + requests / horizon
         self.last = now
 
 
@@ -133,14 +141,26 @@ class Chooser:
         self._groups: dict[str, Group] = {}
         self._arrivals: dict[str, Arrivals] = {}
         self._turn = 0
-        self.peers_in_flight: Callable[[str], int] = lambda endpoint: 0
-        """Requests that other gateways say to have at an endpoint, by its name."""
         self.gateways: Callable[[], int] = lambda: 1
         """How many there are that give requests to the same engines, this one among them."""
-        self.slots_changed = 0
-        """How often `slots_at` may have become another number."""
+        self._slots_changed = 0
+        self._desk: Desk | None = None
         self.decisions: dict[Reason, int] = {}
         """How many decisions each reason made; small requests and single candidates are not among them."""
+
+    def know(self, endpoints: Iterable[Endpoint]) -> None:
+        """These are there, so that what other gateways say about them counts before they get their first request from here."""
+        if self._desk is not None:
+            for endpoint in endpoints:
+                self._work(endpoint)
+
+    def join(self, *, silence_seconds: float) -> Desk:
+        """From now on what happens here is news for other gateways, and theirs counts here."""
+        desk = self._desk = Desk(self.index, self._arrivals, self._clock, silence_seconds=silence_seconds)
+        for work in self._works.values():
+            desk.meet(work)
+        self.gateways = lambda: desk.gateways
+        return desk
 
     def choose(
         self,
@@ -205,7 +225,7 @@ class Chooser:
         """Those that have a slot left; all, where none has: a retry must not fail by that."""
         places, bit = 0, 1
         for work in group.works:
-            if work.in_flight < work.most:
+            if work.has_slot:
                 places |= bit
             bit <<= 1
         if not places or places == bit - 1:
@@ -245,10 +265,12 @@ class Chooser:
             costs = costs[begin : begin + LIGHT_LOOKED_AT] or costs
             if len(costs) < LIGHT_LOOKED_AT:
                 costs = costs + light.costs[: LIGHT_LOOKED_AT - len(costs)]
+        if self._desk is not None:
+            return _one_of_several(costs, worth)
         best, least = None, 0.0
         for work, base, more in costs:
             cost = base + more * work.in_flight
-            if work.waiting:
+            if work.queued:
                 cost += worth * work.waiting_seconds
             if best is None or cost < least or (cost == least and work.last_used < best.last_used):
                 best, least = work, cost
@@ -283,7 +305,7 @@ class Chooser:
         works = group.works
         total = len(works)
         if total > MANY:
-            works = self._some(group, depths)
+            works = self._some(group, depths, question.conversation)
         # What comes for a model's adapters comes to its engines, too.
         base = group.works[0].endpoint.model
         adapter = model if model != base else ""
@@ -293,6 +315,7 @@ class Chooser:
         if arrivals is None:
             arrivals = self._arrivals[base] = Arrivals(0.0, now, now)
         arrivals.note(now)
+        arrivals.count += 1.0
         shared_pieces = 0 if match is None or 0 < question.turn_pieces <= match.known else match.known
         shared_charge = 1.0 if match is None else match.price_of_another(self._weights.shared_uses)
         typical = arrivals.prefill_seconds
@@ -312,7 +335,7 @@ class Chooser:
             explained=explained,
             adapter=adapter,
         )
-        best, reason = self._best(question, works, scores, objective, now)
+        best, reason = self._best(question, works, scores, objective, now, arrivals.per_second / total)
         self.decisions[reason] = self.decisions.get(reason, 0) + 1
         work = works[best]
         arrivals.prefill_seconds += TYPICAL_WEIGHT * (scores.prefill[best] - typical)
@@ -353,16 +376,28 @@ class Chooser:
             choice.adapter, choice.adapter_seconds = adapter, scores.adapter[best]
         if match is not None:
             choice.hold = self.index.hold(work.cache, match)
+            if self._desk is not None:
+                self._desk.begin(choice)
         return choice
 
     def _best(
-        self, question: Question, works: Sequence[Work], scores: Scores, objective: Objective, now: float
+        self,
+        question: Question,
+        works: Sequence[Work],
+        scores: Scores,
+        objective: Objective,
+        now: float,
+        arrivals_per_second: float,
     ) -> tuple[int, Reason]:
         """The place of the least cost, or of one that is as good as that."""
         dollars = scores.dollars
         least = min(dollars)
         place = dollars.index(least)
-        most = least + ERROR_SHARE * scores.first[place] * objective.dollars_per_second
+        error = ERROR_SHARE * scores.first[place]
+        if self._desk is not None:
+            # Requests like this one that may have come there since, give or take their root.
+            error += sqrt(arrivals_per_second * UNKNOWN_SECONDS) * scores.prefill[place]
+        most = least + error * objective.dollars_per_second
         close = [place for place, cost in enumerate(dollars) if cost <= most]
         if len(close) == 1:
             return place, Reason.COST
@@ -371,15 +406,23 @@ class Chooser:
             rested = [place for place in close if now - works[place].cold_at > COLD_SECONDS]
             if rested:
                 return max(rested, key=lambda place: xxh3_64_intdigest(works[place].name, conversation)), Reason.OWNER
+        if self._desk is not None:
+            return min(close, key=lambda place: _own_turn(works[place])), Reason.SPREAD
         return min(close, key=lambda place: works[place].last_used), Reason.SPREAD
 
-    def _some(self, group: Group, depths: Mapping[Cache, int]) -> list[Work]:
+    def _some(self, group: Group, depths: Mapping[Cache, int], conversation: int) -> list[Work]:
+        """Among them always the one that all gateways would give the conversation to."""
         works = group.works
         chosen = dict.fromkeys(self._random.sample(range(len(works)), LOOKED_AT))
+        if conversation:
+            digests = [xxh3_64_intdigest(work.name, conversation) for work in works]
+            chosen[digests.index(max(digests))] = None
         if depths:
             places = group.places
-            held = sorted(((depth, places[cache]) for cache, depth in depths.items() if cache in places), reverse=True)
-            chosen.update(dict.fromkeys(place for _, place in held[:HOLDERS_LOOKED_AT]))
+            # Of a prefix that many hold alike, others than the last time.
+            dice = self._random.random
+            held = sorted(((depth, dice(), places[cache]) for cache, depth in depths.items() if cache in places), reverse=True)
+            chosen.update(dict.fromkeys(place for _, _, place in held[:HOLDERS_LOOKED_AT]))
         return [works[place] for place in chosen]
 
     def begin(self, ticket: Ticket) -> None:
@@ -407,12 +450,16 @@ class Chooser:
     def learn(self, ticket: Ticket, usage: Usage, ended: float) -> None:
         """The answer came, and this is what its engine said about it."""
         if type(ticket) is Choice:
-            self.lessons.learn(ticket, usage, ended)
+            rest_bytes = self.lessons.learn(ticket, usage, ended)
+            if self._desk is not None and ticket.news:
+                self._desk.end(ticket, rest_bytes)
 
     def drop(self, ticket: Ticket, *, gone: bool = False) -> None:
         """The attempt had no answer. `gone`: nothing listens there, so that whatever it had cached is lost."""
         if type(ticket) is Choice and ticket.hold is not None:
             self.index.release(ticket.hold, 0)
+            if self._desk is not None and ticket.news:
+                self._desk.end(ticket, 0)
         if gone:
             ticket.work.cache.clear()
             ticket.work.adapters.forget()
@@ -423,12 +470,12 @@ class Chooser:
         work.advance(now)
         if load.adapter_slots is not None:
             work.adapters.hear(load.adapter_slots, load.adapters_running or ())
-        known = max(in_flight, work.in_flight) + self.peers_in_flight(endpoint.name)
+        known = max(in_flight, work.own_requests) + work.peers.requests
         work.others_requests = max(0, int((load.running or 0.0) + (load.waiting or 0.0)) - known)
         work.heard = work.others = others_of(
             load,
             known=known,
-            known_waiting=len(work.waiting),
+            known_waiting=work.queued,
             known_tokens=work.context_tokens,
             cache_tokens=work.cache_tokens,
         )
@@ -451,22 +498,33 @@ class Chooser:
 
     def slots_at(self, endpoint: Endpoint) -> int | None:
         """How many requests this gateway may have there at a time; None: as many as there are."""
-        return None if endpoint.slots is None else self._work(endpoint).most
+        if endpoint.slots is None:
+            return None
+        work = self._work(endpoint)
+        return max(work.least, work.most - work.peers.requests)
+
+    @property
+    def slots_changed(self) -> int:
+        """How often `slots_at` may have become another number."""
+        return self._slots_changed + (0 if self._desk is None else self._desk.loads_heard)
 
     def _share_slots(self, work: Work) -> None:
         if work.endpoint.slots is not None:
             work.share_slots(self.gateways())
-            self.slots_changed += 1
+            self._slots_changed += 1
 
     def retain(self, names: Collection[str]) -> None:
         """Forget endpoints that are not among `names`, once nothing is under way there."""
-        for name in [name for name, work in self._works.items() if name not in names and not work.in_flight]:
-            self._works.pop(name).cache.clear()
+        for name in [name for name, work in self._works.items() if name not in names and not work.own_requests]:
+            work = self._works.pop(name)
+            work.cache.clear()
+            if self._desk is not None:
+                self._desk.part(work)
         self._groups.clear()
 
     def in_flight(self, name: str) -> int:
         work = self._works.get(name)
-        return 0 if work is None else work.in_flight
+        return 0 if work is None else work.own_requests
 
     def speed(self, endpoint: Endpoint) -> SpeedReport:
         """What is learned of its engine by now, decoding with the requests that are under way, or with one."""
@@ -505,7 +563,36 @@ class Chooser:
             work.cache.clear()
         new = Work(endpoint, rates, cache, self._clock(), self._machine(endpoint).dollars_per_second)
         self._works[endpoint.name] = new
+        if self._desk is not None:
+            if work is not None:
+                self._desk.part(work)
+            self._desk.meet(new)
+            new.last_used = -self._random.randrange(1 << 20)  # each gateway goes round in another order
         return new
+
+
+def _one_of_several(looked_at: Sequence[tuple[Work, float, float]], worth: float) -> Ticket:
+    """The same where other gateways choose at this moment, too: who is a little less loaded than others is so for all of them.
+
+    Among those that are as good, as far as is known, this gateway goes round.
+    """
+    costs = [base + more * work.in_flight + worth * work.waiting_seconds for work, base, more in looked_at]
+    least = min(costs)
+    cheapest, _, more = looked_at[costs.index(least)]
+    most = least + LIGHT_ROOTS * more * (1.0 + sqrt(cheapest.in_flight))
+    best, fewest = None, 0
+    for (work, _, _), cost in zip(looked_at, costs, strict=True):
+        if cost <= most:
+            own = work.own_requests
+            if best is None or own < fewest or (own == fewest and work.last_used < best.last_used):
+                best, fewest = work, own
+    assert best is not None
+    return best.plain
+
+
+def _own_turn(work: Work) -> tuple[int, float]:
+    """Round and round with this gateway's own requests: each goes another way, so that none follows the others."""
+    return work.own_requests, work.last_used
 
 
 def _same(question: Question) -> Question:

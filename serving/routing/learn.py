@@ -28,8 +28,11 @@ class Lessons:
         known = self._tokens_per_byte.get(model)
         return TOKENS_PER_BYTE if known is None else known.value
 
-    def learn(self, choice: Choice, usage: Usage, ended: float) -> None:
-        """Take an attempt that ended at `ended`; all that was not said stays as it was."""
+    def learn(self, choice: Choice, usage: Usage, ended: float) -> int:
+        """Take an attempt that ended at `ended`; all that was not said stays as it was.
+
+        Returns how many bytes its engine computed that no prompt can be matched with.
+        """
         question, hold = choice.question, choice.hold
         prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
         per_byte = self._learn_size(question.model, question.text_bytes, prompt)
@@ -38,18 +41,20 @@ class Lessons:
         work = choice.work
         rates = work.rates
         if choice.first and not question.silent:
-            work.learned_at = ended
+            work.learned(ended)
             writing = ended - choice.first
             if output is not None and output > LEAST_OUTPUT_TOKENS and writing > 0:
                 # `area` and `prefill_area` were made differences when the attempt ended.
                 rates.learn_step(choice.area / writing, (writing - choice.prefill_area) / (output - 1))
             if choice.alone and prompt is not None and cached is not None:
                 rates.learn_prefill(prompt - cached, choice.first - choice.began)
-        if hold is not None:
-            if cached is not None and prompt is not None:
-                self._correct(choice, cached, per_byte)
-            rest = question.text_bytes - START[len(question.chain)] + int((output or 0) / per_byte)
-            self._index.release(hold, rest)
+        if hold is None:
+            return 0
+        if cached is not None and prompt is not None:
+            self._correct(choice, cached, per_byte)
+        rest = question.text_bytes - START[len(question.chain)] + int((output or 0) / per_byte)
+        self._index.release(hold, rest)
+        return rest
 
     def _learn_size(self, model: str, text_bytes: int, prompt: int | None) -> float:
         known = self._tokens_per_byte.get(model)

@@ -23,7 +23,8 @@ PRIOR_WEIGHT = 0.3
 SURE_AFTER = 10.0
 """How many observations it takes to tell a pool's own speed from that of one of its engines."""
 FORGET_SECONDS = 120.0
-"""After so long without requests half of what was seen of one engine alone is forgotten, so that it is tried again."""
+"""After so long without requests half of what was seen of one engine alone is forgotten, so that it is tried again; and once a
+whole pool had none for so long, half of what makes it slower than its prior."""
 EVEN_BATCHES = 4.0
 ADAPTER_SECONDS = 0.3
 """What loading a LoRA adapter is taken to last before one was seen: some hundred megabytes from the host's memory or a disk."""
@@ -66,10 +67,25 @@ class Mean:
 class PoolRates:
     """The rates of the engines of one pool, learned online from all of them together."""
 
-    __slots__ = ("_n", "_nn", "_nt", "_t", "_weight", "adapter_seconds", "prefill_seconds", "prior", "step", "step_slope")
+    __slots__ = (
+        "_faded_at",
+        "_n",
+        "_nn",
+        "_nt",
+        "_t",
+        "_weight",
+        "adapter_seconds",
+        "learned_at",
+        "prefill_seconds",
+        "prior",
+        "step",
+        "step_slope",
+    )
 
     def __init__(self, prior: Rates) -> None:
         self.prior = prior
+        self.learned_at = self._faded_at = 0.0
+        """When a request said something last, and up to when what was said long ago has faded."""
         self.prefill_seconds = Mean(1.0 / prior.prefill_tokens_per_second, PRIOR_WEIGHT)
         """Of one token of a prompt that is not cached."""
         self.adapter_seconds = Mean(ADAPTER_SECONDS, PRIOR_WEIGHT)
@@ -99,6 +115,22 @@ class PoolRates:
         self.step_slope = min(max(slope, 0.0), t / (n + 1.0))
         self.step = max(t - self.step_slope * n, 0.05 * t)
 
+    def fade(self, now: float) -> None:
+        """What made all of these engines slower than the prior may be over, and only a request can tell: while none has gone to
+        them for long, half of the difference is forgotten, as a factor, in each such time."""
+        since = max(self._faded_at, self.learned_at + FORGET_SECONDS)
+        if now <= since:
+            return
+        self._faded_at = now
+        part = 0.5 ** ((now - since) / FORGET_SECONDS) - 1.0
+        prefill = self.prefill_seconds
+        if (slower := prefill.value * self.prior.prefill_tokens_per_second) > 1.0:
+            prefill.value *= slower**part
+        if (slower := self.step / self.prior.step_seconds) > 1.0:
+            factor = slower**part
+            self.step, self.step_slope = self.step * factor, self.step_slope * factor
+            self._t, self._nt = self._t * factor, self._nt * factor
+
 
 class EngineRates:
     """The rates of one endpoint's engine: those of its pool, and by how much it is slower than these."""
@@ -122,12 +154,21 @@ class EngineRates:
         """Of so many running requests together; None as above."""
         return sequences / (self.step + self.step_slope * sequences) if self._pool.steps_seen else None
 
+    def learned(self, now: float) -> None:
+        """A request says something, now."""
+        self._pool.learned_at = now
+
+    def fade(self, now: float) -> None:
+        self._pool.fade(now)
+
     def refresh(self, idle_seconds: float) -> None:
-        """Take up what the pool has learned. What was seen of this engine alone counts less the longer ago that was."""
-        pool = self._pool
-        faith = FORGET_SECONDS / (FORGET_SECONDS + idle_seconds)
-        step_ratio = 1.0 + (self._step_ratio.value - 1.0) * faith
-        self.prefill_seconds = pool.prefill_seconds.value * (1.0 + (self._prefill_ratio.value - 1.0) * faith)
+        """Take up what the pool has learned. What was seen of this engine alone is forgotten while nothing new is seen:
+        `idle_seconds` since the last time that this was done, or since something was."""
+        pool, keep = self._pool, 0.5 ** (idle_seconds / FORGET_SECONDS)
+        for ratio in (self._prefill_ratio, self._step_ratio):
+            ratio.value = 1.0 + (ratio.value - 1.0) * keep
+        step_ratio = self._step_ratio.value
+        self.prefill_seconds = pool.prefill_seconds.value * self._prefill_ratio.value
         self.step = pool.step * step_ratio
         self.step_slope = pool.step_slope * step_ratio
 

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from serving.routing.chain import START
+from serving.routing.chain import ENDS, START
 
 STRIDE = 8
 """Of so many pieces of a chain one is in the index, and the first one of each node: the others are found from those."""
@@ -190,6 +190,11 @@ class Hold:
         """Of what the cache held before: to which piece, and when that was used last; deepest first."""
 
     @property
+    def end(self) -> int:
+        """How many pieces it has."""
+        return 0 if self.leaf is None else self.leaf.end
+
+    @property
     def oldest(self) -> int:
         """When that of what the cache held was used last that was not used for the longest time."""
         return min((stamp for _, stamp in self.stamps), default=self.cache.flow_bytes)
@@ -267,6 +272,24 @@ class PrefixIndex:
             if below is None or below.start != known:
                 return Match(chain, known, node)
             node, known = below, known + 1
+
+    def extend(self, cache: Cache, start: int, parent: int, hashes: Sequence[int]) -> Hold | None:
+        """Hold a chain of which only the end is told: what comes after its first `start` pieces, the last of which is `parent`.
+
+        `start` is a multiple of STRIDE. None where the beginning is not known here, or contradicts what is.
+        """
+        if start + len(hashes) > len(ENDS) or not start + len(hashes):
+            return None
+        if start:
+            node = self._nodes.get(parent)
+            if node is None or not node.start < start <= node.end or node.hashes[start - node.start - 1] != parent:
+                return None
+            match = self._follow([0] * start + list(hashes), start, node)
+        else:
+            match = self.match(hashes)
+        if not self._nodes.keys().isdisjoint(match.chain[match.known :]):
+            return None
+        return self.hold(cache, match)
 
     def hold(self, cache: Cache, match: Match) -> Hold:
         """A request with this chain begins at the cache's endpoint: its whole prompt is there from now on, and stays."""

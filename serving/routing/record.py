@@ -17,10 +17,9 @@ from serving.routing.cost import Objective, Weights
 from serving.routing.others import Others
 from serving.routing.predict import PoolRates, Rates
 from serving.routing.prefix import Cache, PrefixIndex
-from serving.routing.question import Question
 from serving.routing.record_fields import Fields, NotRecorded
 from serving.routing.score import Scores, score
-from serving.routing.work import Choice, Work
+from serving.routing.work import Work
 
 VERSION = 1
 _TERMS = ("prompt", "output", "tokens_per_byte", "arrivals_per_second", "typical_prefill", "shared_pieces", "shared_charge")
@@ -61,7 +60,7 @@ def _row(work: Work, pieces: int, adapter: str, now: float) -> dict[str, Any]:
         "prefill_seconds_per_token": _short(rates.prefill_seconds),
         "step_seconds": _short(rates.step),
         "step_seconds_per_sequence": _short(rates.step_slope),
-        "waiting": len(work.waiting),
+        "waiting": work.queued,
         "wait_seconds": _short(work.wait_seconds(now)),
         **{name: _short(getattr(work, name)) for name in _NUMBERS},
     }
@@ -143,8 +142,7 @@ class Recorded:
         for name in _NUMBERS:
             setattr(work, name, row.number(name))
         work.free_at = row.number("wait_seconds")
-        for _ in range(row.count("waiting", _MOST)):
-            work.waiting[_somebody(endpoint, work)] = None
+        work.queued = row.count("waiting", _MOST)
         if "others" in row:
             others = Fields(dict(zip(Others._fields, row.items("others"), strict=False)), "others")
             work.others = Others(*map(others.number, Others._fields))
@@ -153,19 +151,3 @@ class Recorded:
             kept = {"slots": adapters.count("slots", _MOST), "load_seconds": adapters.number("load_seconds")}
             work.adapters.restore(kept | {name: adapters.fields(name).numbers(None) for name in ("loaded", "waiting")})
         return work
-
-
-def _somebody(endpoint: Endpoint, work: Work) -> Choice:
-    """A request that waits; what is known of it is in its endpoint's sums."""
-    return Choice(
-        endpoint,
-        work,
-        Question("", ""),
-        prefill_seconds=0.0,
-        ttft_seconds=0.0,
-        output_tokens=0.0,
-        context_tokens=0.0,
-        cached_bytes=0,
-        cached_tokens=0.0,
-        decision=None,
-    )

@@ -76,7 +76,7 @@ def score(
         if now - work.refreshed_at > REFRESH_SECONDS:
             work.refresh(now)
         load += work.prefill_share
-        running += work.in_flight - len(work.waiting)
+        running += work.in_flight - work.queued
         if work.others is not None:
             running += work.others.running
         if work.dollars_per_second > dearest:
@@ -91,7 +91,7 @@ def score(
     add_prefill, add_first, add_dollars, detail = scores.prefill.append, scores.first.append, scores.dollars.append, scores.detail
     for work in works:
         rates, cache = work.rates, work.cache
-        waiting = len(work.waiting)
+        waiting = work.queued
         in_flight: float = work.in_flight
         context, ahead = work.context_tokens, 0.0
         if work.others is not None:

@@ -32,7 +32,8 @@ class Accounts:
         """Raises: ConfigurationError."""
         database, auth = settings.database, settings.auth
         sources = [DATABASE] * (database.url is not None) + [FILE] * (auth.key_file is not None)
-        identities = partial(Identities, auth, settings.tenants, settings.limits.parameters)
+        shared = settings.peers.signing_secret() if settings.peers.on else None
+        identities = partial(Identities, auth, settings.tenants, settings.limits.parameters, shared_secret=shared)
         self.ledger: Ledger | None = None
         self._bookkeeper: Bookkeeper | None = None
         if not sources:

@@ -31,10 +31,12 @@ class Identities:
         *,
         hashes: KeyHashes | None = None,
         sources: Collection[str] = (),
+        shared_secret: bytes | None = None,
         ignored: Callable[[str, int], None] = lambda reason, count: None,
     ) -> None:
         """`sources` are those that will bring keys, hashed by `hashes`; until each has, an unknown key is not called wrong.
 
+        `shared_secret` is what other gateways have, too, where there are any.
         `ignored` is told how many keys open nothing, by reason.
         """
         names = {bytes.fromhex(key.sha256): (key.tenant, key.sha256[:_KEY_ID_DIGITS]) for key in settings.keys}
@@ -54,7 +56,7 @@ class Identities:
         """By the digest that the hashes make; replaced as a whole, by another thread."""
         self._awaited = set(sources)
         self._salts: dict[str, str] = {}
-        self._cache_secret = _cache_secret(settings, hashes)
+        self._cache_secret = _cache_secret(settings, hashes, shared_secret)
 
     @property
     def is_ready(self) -> bool:
@@ -129,11 +131,13 @@ class Identities:
         return identity
 
 
-def _cache_secret(settings: AuthSettings, hashes: KeyHashes | None) -> bytes:
+def _cache_secret(settings: AuthSettings, hashes: KeyHashes | None, shared: bytes | None) -> bytes:
     """All gateways that agree on keys agree on salts, too, so that an engine's cache serves them all."""
     if settings.cache_secret is not None:
         return settings.cache_secret.get_secret_value().encode()
-    return secrets.token_bytes(32) if hashes is None else hashes.digest("what cache salts are made with")
+    if hashes is not None:
+        return hashes.digest("what cache salts are made with")
+    return secrets.token_bytes(32) if shared is None else hashlib.blake2b(shared, person=b"serving-salts").digest()
 
 
 _KEY_ID_DIGITS = 12

@@ -35,6 +35,19 @@ def altered_chart(folder: Path, profile: str, alter: Callable[[dict[str, Any]], 
     return chart
 
 
+def outside_the_pod(settings: dict[str, Any]) -> dict[str, Any]:
+    """A gateway's settings for a machine that has none of the pod's files and variables."""
+    relay = {name: value for name, value in settings["relay"].items() if name != "engine_secret_file"}
+    auth = {"key_secret": "from the environment", **settings.get("auth", {})}
+    made = settings | {"relay": relay, "auth": auth}
+    if "peers" in settings:
+        peers = {name: value for name, value in settings["peers"].items() if name != "secret_file"}
+        made["peers"] = peers | {"secret": "from a file of the pod"}
+    if "quality" in settings:
+        made["quality"] = {name: value for name, value in settings["quality"].items() if name not in ("references", "eject")}
+    return made
+
+
 COMMIT = "a" * 40
 """Of a hub's repository that the catalog pins no commit of."""
 MIXED_POOLS = [

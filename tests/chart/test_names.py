@@ -47,7 +47,7 @@ def test_every_selector_meets_what_it_means(helm: Helm, release: str) -> None:
     objects = helm.template(VALUES, release=release, namespace="elsewhere")
     others = helm.template(VALUES, release="another", namespace="elsewhere")
     found = selectors(objects)
-    assert len(found) == 3 + 2 + 3 + 3, "Services, monitors, Deployments, budgets"
+    assert len(found) == 4 + 2 + 3 + 3, "Services, monitors, Deployments, budgets"
     for name, selector, ports in found:
         pods = met(selector, objects)
         assert len(pods) == (2 if name.startswith("PodMonitor") and name.endswith("-engines") else 1), name

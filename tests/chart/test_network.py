@@ -104,6 +104,24 @@ def test_clients_reach_gateways_and_scrapers_their_metrics(objects: list[dict[st
     assert network.allows("egress", test, "http", labels=gateway) and not network.allows("egress", test, 443)
 
 
+def test_gateways_reach_each_other_and_nobody_else_reaches_them_so(objects: list[dict[str, Any]]) -> None:
+    network, gateway = Network(objects), labels(objects, "Deployment", "-gateway")
+    engine = labels(objects, "Deployment", "-epyc")
+    for direction in ("ingress", "egress"):
+        assert network.allows(direction, gateway, "peers", labels=gateway)
+        assert not network.allows(direction, gateway, "peers", labels=engine)
+        assert not network.allows(direction, gateway, "peers", namespace=MONITORING)
+    (protocol,) = {
+        port["protocol"]
+        for policy in objects
+        if policy["kind"] == "NetworkPolicy"
+        for rule in (*policy["spec"].get("ingress", []), *policy["spec"].get("egress", []))
+        for port in rule.get("ports", [])
+        if port["port"] == "peers"
+    }
+    assert protocol == "UDP"
+
+
 def test_named_clients_are_the_only_ones(helm_4: Helm) -> None:
     objects = helm_4.template(VALUES["closed-network"])
     network, gateway = Network(objects), labels(objects, "Deployment", "-gateway")

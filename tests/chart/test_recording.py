@@ -19,9 +19,11 @@ SERIES = {
     f"serving_pool_info{{{Q}, {FIRST}}}": "1x20",
     'serving_pool_info{namespace="a", model="n", pool="r", target="t"}': "1x20",
     'serving_pool_info{namespace="a", model="n", pool="r", target="u"}': "1x20",
-    # Both gateways count the whole bill of 24 dollars an hour, and each the requests that it carried.
-    f"serving_bill_dollars_total{{{P}, {FIRST}}}": "5+0.4x20",
-    f"serving_bill_dollars_total{{{P}, {SECOND}}}": "0+0.4x20",
+    # Both gateways see the whole pool of 24 dollars an hour, one after the other, and each counts the requests that it carried.
+    f"serving_accelerators{{{P}, {FIRST}}}": "8x12 stale",
+    f"serving_accelerators{{{P}, {SECOND}}}": "_x12 8x8",
+    f"serving_accelerator_price_dollars_per_hour{{{P}, {FIRST}}}": "3x12 stale",
+    f"serving_accelerator_price_dollars_per_hour{{{P}, {SECOND}}}": "_x12 3x8",
     f'serving_used_dollars_total{{{P}, {FIRST}, kind="output"}}': "0+0.1x20",
     f'serving_used_dollars_total{{{P}, {SECOND}, kind="output"}}': "0+0.1x20",
     f'serving_used_dollars_total{{{P}, {FIRST}, kind="prompt"}}': "0+0.05x20",
@@ -31,9 +33,8 @@ SERIES = {
     f'serving_tokens_total{{{P}, {FIRST}, kind="prompt"}}': "0+120000x20",
     f'serving_tokens_total{{{P}, {FIRST}, kind="cached"}}': "0+60000x20",
     # The other target has half the price and no prompts.
-    f"serving_bill_dollars_total{{{Q}, {FIRST}}}": "0+0.2x20",
+    f"serving_accelerator_price_dollars_per_hour{{{Q}}}": "1.5x20",
     f'serving_tokens_total{{{Q}, {FIRST}, kind="output"}}': "0+60000x20",
-    f"serving_accelerators{{{P}}}": "8x20",
     f"serving_accelerators{{{Q}}}": "8x20",
     f'serving_power_watts{{{P}, source="estimated"}}': "8000x20",
     f'serving_power_watts{{{Q}, source="estimated"}}': "4000x20",

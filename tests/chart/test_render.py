@@ -13,7 +13,7 @@ from serving.cost.hardware import Machines, catalog_targets, targets_of
 from serving.fleet.kubernetes import _resource
 from serving.fleet_settings import KubernetesPoolSettings
 from serving.settings import Settings, catalog_dir
-from tests.chart.conftest import EVERYTHING_ON, MIXED_POOLS, VALUES, altered_chart
+from tests.chart.conftest import EVERYTHING_ON, MIXED_POOLS, VALUES, altered_chart, outside_the_pod
 from tests.doubles.tools import CHART, Helm, Refused, container, only, pod_templates, pods
 
 pytestmark = pytest.mark.chart
@@ -184,10 +184,7 @@ TOKEN_PLACE = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 def gateway_settings(objects: list[dict[str, Any]]) -> Settings:
     text = only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"]
-    settings = yaml.safe_load(text)
-    del settings["relay"]["engine_secret_file"]  # a file of the pod
-    settings.setdefault("auth", {})["key_secret"] = "from the environment"
-    return Settings.model_validate(settings)
+    return Settings.model_validate(outside_the_pod(yaml.safe_load(text)))
 
 
 def test_gateways_may_ask_for_engines_and_for_nothing_else(helm: Helm) -> None:
@@ -218,8 +215,9 @@ def test_a_token_is_where_it_is_needed_and_nowhere_else(helm_4: Helm, values: di
         projected = [volume for volume in pod.get("volumes", []) if "projected" in volume]
         containers = [*pod["containers"], *pod.get("initContainers", [])]
         mounts = [m for each in containers for m in each.get("volumeMounts", []) if m["mountPath"] == TOKEN_PLACE]
-        wanted = int(asks and workload["metadata"]["name"].endswith("-gateway"))
-        assert (len(projected), len(mounts)) == (wanted, wanted), workload["metadata"]["name"]
+        name = workload["metadata"]["name"]
+        wanted = int((asks and name.endswith("-gateway")) or name.endswith("-gate"))
+        assert (len(projected), len(mounts)) == (wanted, wanted), name
         assert pod["automountServiceAccountToken"] is False
         for volume in projected:
             token, authority = volume["projected"]["sources"]
@@ -259,11 +257,7 @@ def test_only_without_any_place_for_keys_everybody_may_ask(helm_4: Helm, gateway
 
 def test_the_gateway_starts_with_what_the_chart_makes_of_tenants(helm_4: Helm, tmp_path: Path) -> None:
     objects = helm_4.template(VALUES["tenants"])
-    settings = Settings.model_validate(
-        settings_of(objects)
-        | {"relay": {}, "database": {"url": "postgresql://h/x"}}
-        | {"auth": settings_of(objects)["auth"] | {"key_secret": "0123456789abcdef"}}
-    )
+    settings = Settings.model_validate(outside_the_pod(settings_of(objects)) | {"database": {"url": "postgresql://h/x"}})
     assert settings.tenants["red"].limits.requests_per_minute == 60
     assert settings.auth.key_file == Path("/etc/serving/keys/keys")
     assert settings.ledger.spill_dir == Path("/var/lib/serving/spill")
@@ -289,12 +283,45 @@ def test_the_store_of_limits_comes_by_environment_and_knows_how_many_share_it(he
         settings = settings_of(objects)
         assert settings["limits"]["store"] == {"replicas": shares}
         settings["limits"]["store"]["url"] = "redis://h/0"  # what the environment brings
-        assert Settings.model_validate(settings | {"relay": {}}).limits.store.replicas == shares
+        assert Settings.model_validate(outside_the_pod(settings)).limits.store.replicas == shares
         (variable,) = container(only(objects, "Deployment", "-gateway"))["env"]
         assert variable == {
             "name": "SERVING_LIMITS__STORE__URL",
             "valueFrom": {"secretKeyRef": {"name": "redis", "key": "url"}},
         }
+
+
+@pytest.mark.parametrize("gateway", [{"replicas": 2}, {"replicas": 1, "autoscaling": {"by": "hpa", "maxReplicas": 3}}])
+def test_several_gateways_find_each_other_by_a_headless_service(helm: Helm, gateway: dict[str, Any]) -> None:
+    objects = helm.template({"gateway": gateway}, release="llm", namespace="serving")
+    peers = settings_of(objects)["peers"]
+    service = only(objects, "Service", "-peers")
+    assert peers["host"] == f"{service['metadata']['name']}.serving.svc"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+    (port,) = service["spec"]["ports"]
+    pod = container(only(objects, "Deployment", "-gateway"))
+    assert {"name": port["targetPort"], "containerPort": peers["port"], "protocol": "UDP"} in pod["ports"]
+    mounts = [mount["mountPath"] for mount in pod["volumeMounts"]]
+    assert any(peers["secret_file"].startswith(f"{path}/") for path in mounts)
+
+
+def test_gateways_sign_with_a_secret_of_their_own(helm: Helm) -> None:
+    own = {"peers": {"existingSecret": "gateways", "key": "word"}, "settings": {"peers": {"silence_seconds": 2.0}}}
+    objects = helm.template({"gateway": own})
+    peers = settings_of(objects)["peers"]
+    assert "secret_file" not in peers
+    assert peers["silence_seconds"] == 2.0
+    (variable,) = container(only(objects, "Deployment", "-gateway"))["env"]
+    assert variable == {"name": "SERVING_PEERS__SECRET", "valueFrom": {"secretKeyRef": {"name": "gateways", "key": "word"}}}
+
+
+@pytest.mark.parametrize("gateway", [{"replicas": 1}, {"replicas": 2, "peers": {"enabled": False}}])
+def test_a_gateway_that_is_alone_speaks_with_nobody(helm: Helm, gateway: dict[str, Any]) -> None:
+    objects = helm.template({"gateway": {**gateway, "limitStore": {"existingSecret": "redis"}}})
+    assert "peers" not in settings_of(objects)
+    assert not [each for each in objects if each["kind"] == "Service" and each["metadata"]["name"].endswith("-peers")]
+    assert "peers" not in [port["name"] for port in container(only(objects, "Deployment", "-gateway"))["ports"]]
 
 
 SCALED_TO_NOTHING = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}

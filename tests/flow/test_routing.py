@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import pytest
@@ -17,7 +17,7 @@ from serving.settings import Settings
 from tests.doubles.raw_client import RawResponse, ask
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.flow.conftest import GatewayOver, chat
+from tests.flow.conftest import GatewayOver, chat, settings_over
 from tests.flow.test_retries import all_ready
 
 StartEngine = Callable[..., Awaitable[ScriptedEngine]]
@@ -117,3 +117,25 @@ def test_wrong_settings_are_refused_by_name(routing: dict[str, Any], words: str)
     with pytest.raises(ValidationError, match="routing") as error:
         Settings.model_validate({"endpoints": ENDPOINTS, "routing": routing})
     assert words in str(error.value)
+
+
+async def test_an_answer_that_could_not_be_passed_on_or_read_leaves_nothing_pinned(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong with an answer, what its engine has cached may be evicted by the index afterwards."""
+
+    def broken(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("nobody can read this")
+
+    engines = {"e1": await start_engine(), "e2": await start_engine()}
+    async with RunningGateway(settings_over(engines)) as gateway:
+        await all_ready(gateway)
+        works = gateway.app.chooser._works.values()
+        for place in ("serving.pipeline.view_of_whole", "serving.engines.view.WholeView.usage"):
+            with monkeypatch.context() as patch:
+                patch.setattr(place, broken)
+                await asked(gateway)
+                assert sum(len(work.cache.pinned) for work in works) == 1, "until its end is published"
+                gateway.app.pipeline.publish()
+            assert [work.name for work in works if work.cache.pinned] == []
+            assert gateway.app.pipeline.in_flight == 0

@@ -124,9 +124,12 @@ def test_requests_go_where_their_adapter_is_loaded_however_small_they_are() -> N
     assert places["sql"].keys() != places["poet"].keys()
 
 
-def test_what_loading_takes_is_learned_and_says_nothing_of_prefill() -> None:
+@pytest.mark.parametrize("with_peers", [False, True])
+def test_what_loading_takes_is_learned_and_says_nothing_of_prefill(with_peers: bool) -> None:
     clock = Clock()
     chooser = Chooser(clock=clock, seed=1)
+    if with_peers:
+        chooser.join(silence_seconds=1.0)
     names = ["a", "b", "c", "d", "e", "f"]
     prefill = asked(chooser, "m", 8000)
     finished(chooser, prefill, clock)

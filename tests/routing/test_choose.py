@@ -193,3 +193,29 @@ def test_the_speed_of_an_engine_is_what_was_learned_and_unknown_before() -> None
     finish(chooser, other)
     assert chooser.speed(replace(A, uid="another")) == SpeedReport(None, None)
     assert chooser.speed(C) == SpeedReport(None, None)
+
+
+def test_a_pool_that_was_slow_once_is_tried_again() -> None:
+    """A pool of one engine has nobody else to learn from: what made it slow may be over, and only a request can tell."""
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1)
+    pools = (endpoint("a", "first"), endpoint("b", "second"))
+
+    def ask(number: int, slower: float) -> str:
+        ticket = chosen(chooser, pools, question(text(20_000, number)))
+        assert isinstance(ticket, Choice)
+        took = slower if ticket.endpoint.name == "b" else 1.0
+        clock.now += 0.5 * took
+        chooser.first_token(ticket)
+        clock.now += 1.2 * took
+        chooser.end(ticket)
+        chooser.learn(ticket, Usage(5000, 0, 100), clock.now)
+        clock.now += 2.0
+        return ticket.endpoint.name
+
+    before = [ask(number, 1.0) for number in range(30)]
+    slow = [ask(number, 30.0) for number in range(100, 160)]
+    assert before.count("b") > 8
+    assert slow[-20:].count("b") <= 2
+    well = [ask(number, 1.0) for number in range(200, 600)]
+    assert well[-30:].count("b") > 8

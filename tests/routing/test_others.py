@@ -10,7 +10,9 @@ import pytest
 
 from serving.fleet.engine_load import EngineLoad, read_load
 from serving.routing.choose import Chooser
+from serving.routing.news import number_of
 from serving.routing.others import NONE, Others, faded, others_of
+from serving.routing.peer_load import NOTHING, PeerLoad
 from serving.routing.work import Choice
 from tests.routing.asking import Clock, chosen, endpoints, question, text
 
@@ -100,13 +102,16 @@ def test_this_gateways_own_requests_are_not_counted_twice() -> None:
 
 
 def test_peers_news_come_before_what_the_engine_says() -> None:
-    chooser = Chooser(clock=Clock(), seed=1)
-    chooser.peers_in_flight = {A.name: 30, B.name: 0}.__getitem__
-    chooser.hear(A, load(30, 0), 0)
-    assert chooser._works[A.name].others is None
-    chooser.hear(A, load(60, 0), 0)
-    found = chooser._works[A.name].others
-    assert found is not None and 20 < found.running < 30
+    """Their requests are known from themselves, sooner and better: they are not counted twice."""
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1)
+    work = chooser._work(A)
+    work.hear(NOTHING, PeerLoad(requests=30, queued=5), clock.now)
+    chooser.hear(A, load(25, 5), 0)
+    assert work.others is None
+    chooser.hear(A, load(60, 5), 0)
+    assert work.others is not None and 25 < work.others.running < 30 and work.others.waiting == 0
+    assert work.others_requests == 35
 
 
 def test_an_engine_that_falls_silent_is_not_taken_for_idle() -> None:
@@ -166,6 +171,27 @@ def test_slots_that_others_use_are_left_to_them() -> None:
     assert [chooser.slots_at(e) for e in slotted] == [2, 2], "an even part, also where nothing was heard"
     assert chooser.slots_changed == before + 2
     assert chooser.slots_at(A) is None
+
+
+def test_slots_that_other_gateways_use_are_known_from_themselves() -> None:
+    clock = Clock()
+    slotted = tuple(replace(e, slots=8) for e in AB)
+    chooser = Chooser(clock=clock, seed=1)
+    desk = chooser.join(silence_seconds=1.0)
+    chooser.know(slotted)
+    before = chooser.slots_changed
+    desk.hear(b"peer", b"L" + PeerLoad(requests=6).packed(number_of(slotted[0])))
+    assert chooser.slots_changed > before
+    assert [chooser.slots_at(e) for e in slotted] == [2, 8]
+    chooser.hear(slotted[0], load(6, 0), 0)
+    assert chooser.slots_at(slotted[0]) == 4, "an even part of two gateways, whatever the other one has"
+    taken_here: Counter[str] = Counter()
+    for _ in range(12):
+        ticket = chooser.choose("m", slotted, (), question)
+        assert ticket is not None
+        chooser.begin(ticket)
+        taken_here[ticket.endpoint.name] += 1
+    assert taken_here == {"e0": 4, "e1": 8}
 
 
 def test_an_endpoint_without_a_free_slot_gets_nothing_while_another_has_one() -> None:

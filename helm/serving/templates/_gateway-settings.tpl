@@ -40,6 +40,13 @@
 {{- with include "serving.gatewayAuth" . | fromJson -}}
 {{- $_ := set $own "auth" . -}}
 {{- end -}}
+{{- if include "serving.gatewaysTalk" . -}}
+{{- $peers := dict "host" (include "serving.peersHost" .) "bind_host" "0.0.0.0" "port" 8002 -}}
+{{- if not .Values.gateway.peers.existingSecret -}}
+{{- $_ := set $peers "secret_file" "/etc/serving/secret/engine-secret" -}}
+{{- end -}}
+{{- $_ := set $own "peers" $peers -}}
+{{- end -}}
 {{- if .Values.gateway.database.existingSecret -}}
 {{- $_ := set $own "ledger" (dict "spill_dir" "/var/lib/serving/spill") -}}
 {{- end -}}
@@ -84,6 +91,17 @@ yes
 {{- if or $gateway.apiKey.existingSecret $gateway.database.existingSecret $gateway.keys.fileKey (dig "auth" "keys" "" $gateway.settings) -}}
 yes
 {{- end -}}
+{{- end -}}
+
+{{/* Not empty where several gateways tell each other what they know. */}}
+{{- define "serving.gatewaysTalk" -}}
+{{- if and .Values.gateway.peers.enabled (gt (include "serving.mostGateways" . | int) 1) -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{- define "serving.peersHost" -}}
+{{ include "serving.fullname" . }}-peers.{{ .Release.Namespace }}.svc
 {{- end -}}
 
 {{/* How many gateways there may be, at least one. */}}

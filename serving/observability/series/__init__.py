@@ -6,7 +6,7 @@ and pool only; tenants and endpoints have counters and gauges.
 
 from __future__ import annotations
 
-from serving.observability.series import fleet, money, process, quality, requests, routing, tenants
+from serving.observability.series import fleet, money, peers, process, quality, requests, routing, tenants
 from serving.observability.series.definition import Series, defined_in
 
 GROUPS: dict[str, tuple[Series, ...]] = {
@@ -14,6 +14,7 @@ GROUPS: dict[str, tuple[Series, ...]] = {
     "Pools and endpoints": defined_in(fleet),
     "Answers": defined_in(quality),
     "Routing": defined_in(routing),
+    "Several gateways": defined_in(peers),
     "Tenants": defined_in(tenants),
     "Money and energy": defined_in(money),
     "The process": defined_in(process),
@@ -27,8 +28,8 @@ LABELS: dict[str, str] = {
     "tenant": "a tenant that keys name; of more than 500 in the life of a process the later ones are `other`",
     "route": "one of the routes that engines answer",
     "outcome": "how a request ended, one of a closed set",
-    "result": "how an attempt at an engine, a trace or a record ended",
-    "reason": "a word of ours: an error's code, why an endpoint was chosen or left out",
+    "result": "how an attempt at an engine, a trace or a record ended; what became of news between gateways",
+    "reason": "a word of ours: an error's code, why an endpoint was chosen or left out, why news of a gateway were not believed",
     "kind": "prompt, cached or output",
     "asked": "a name under `models`",
     "served": "a model that endpoints serve",
