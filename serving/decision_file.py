@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
 
 HEADER = b"x-serving-decision"
 ATTRIBUTE = "serving.decision"
+TEXTS = ("endpoint", "pool")
+COST_NUMBERS = ("own_dollars", "others_dollars", "machine_dollars", "late_dollars")
+NUMBERS = ("cached_tokens", "wait_seconds", "ttft_seconds", "latency_seconds", "busy_seconds", "dollars", *COST_NUMBERS)
+"""What is told of each candidate."""
 
 
 class NoDecision(ValueError):
@@ -72,4 +76,24 @@ def _list(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
 def _checked(decision: Any) -> dict[str, Any]:
     if not isinstance(decision, dict) or not {"chosen", "reason"} <= decision.keys():
         raise NoDecision("is not a decision; it must be the JSON object of the header x-serving-decision")
+    _check_texts(decision, ("chosen", "reason"), "")
+    candidates = decision.get("candidates", [])
+    if not isinstance(candidates, list):
+        raise NoDecision("candidates: must be a list of objects")
+    for number, row in enumerate(candidates):
+        place = f"candidates.{number}"
+        if not isinstance(row, dict):
+            raise NoDecision(f"{place}: must be an object with the endpoint, its pool and figures")
+        _check_texts(row, TEXTS, f"{place}.")
+        for name in NUMBERS:
+            if name in row and (isinstance(row[name], bool) or not isinstance(row[name], int | float)):
+                raise NoDecision(f"{place}.{name}: must be a number")
+    if not isinstance(decision.get("record", {}), dict):
+        raise NoDecision("record: must be an object, as `x-serving-explain: KEY; record` brings it")
     return decision
+
+
+def _check_texts(fields: dict[str, Any], names: Iterable[str], place: str) -> None:
+    for name in names:
+        if not isinstance(fields.get(name, ""), str):
+            raise NoDecision(f"{place}{name}: must be a text")

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from serving.decision_file import NoDecision, read_decision
+from serving.core.printable import printable
+from serving.decision_file import COST_NUMBERS, NUMBERS, TEXTS, NoDecision, read_decision
 from serving.setting_types import RequestClass
 
-COLUMNS = ("endpoint", "pool", "cached_tokens", "wait_seconds", "ttft_seconds", "latency_seconds", "busy_seconds", "dollars")
-COST_COLUMNS = ("own_dollars", "others_dollars", "machine_dollars", "late_dollars")
-WORDS = ("endpoint", "pool")
+COLUMNS = (*TEXTS, *NUMBERS)
 PIPE_COLUMNS = 200
 """Width of a table that is not read on a terminal."""
 
@@ -44,7 +43,7 @@ def explain(
             record.write_bytes(orjson.dumps(decision, option=orjson.OPT_APPEND_NEWLINE))
         shown = _asked_again(decision, request_class, without or [], _prices(price or []))
     except (OSError, NoDecision) as error:
-        raise typer.BadParameter(f"{file}: {error}") from None
+        raise typer.BadParameter(printable(f"{file}: {error}")) from None
     if as_json:
         sys.stdout.write(orjson.dumps(shown, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
     else:
@@ -78,7 +77,8 @@ def _asked_again(
             )
         return decision
     from serving.routing.cost import OBJECTIVES
-    from serving.routing.record import NotRecorded, Recorded
+    from serving.routing.record import Recorded
+    from serving.routing.record_fields import NotRecorded
 
     try:
         recorded = Recorded(decision["record"])
@@ -89,14 +89,17 @@ def _asked_again(
     if set(without) >= {each.name for each in recorded.endpoints}:
         raise NoDecision("--without: no candidate would be left")
     objective = None if request_class is None else OBJECTIVES[request_class]
-    endpoints, scores = recorded.scores(objective=objective, without=without, dollars_per_hour=prices)
+    try:
+        endpoints, scores = recorded.scores(objective=objective, without=without, dollars_per_hour=prices)
+    except NotRecorded as error:
+        raise NoDecision(f"its record cannot be read: {error}") from None
     rows: list[dict[str, Any]] = []
     for endpoint, first, dollars, detail in zip(endpoints, scores.first, scores.dollars, scores.detail or (), strict=True):
         row = {"endpoint": endpoint.name, "pool": endpoint.pool, "cached_tokens": round(detail.cached_tokens)}
         seconds = {"wait_seconds": detail.wait_seconds, "ttft_seconds": first, "latency_seconds": detail.latency_seconds}
         row |= {name: round(value, 4) for name, value in {**seconds, "busy_seconds": detail.busy_seconds}.items()}
         row["dollars"] = float(f"{dollars:.4g}")
-        rows.append(row | {name: float(f"{getattr(detail, name):.4g}") for name in COST_COLUMNS})
+        rows.append(row | {name: float(f"{getattr(detail, name):.4g}") for name in COST_NUMBERS})
     rows.sort(key=lambda row: row["dollars"])
     again = {**decision, "candidates": rows}
     return again | {"would_be_chosen": rows[0]["endpoint"]} if is_otherwise else again
@@ -115,11 +118,12 @@ def _print(decision: dict[str, Any]) -> None:
     title = f"{decision['chosen']} was chosen: {decision['reason']}"
     if "would_be_chosen" in decision:
         title += f"; {decision['would_be_chosen']} would cost least"
-    table = Table(title=title)
+    table = Table(title=printable(title))
     rows = decision.get("candidates", ())
-    columns = COLUMNS + (COST_COLUMNS if any(COST_COLUMNS[0] in row for row in rows) else ())
+    has_costs = any(COST_NUMBERS[0] in row for row in rows)
+    columns = [name for name in COLUMNS if has_costs or name not in COST_NUMBERS]
     for name in columns:
-        table.add_column(name.replace("_", " "), justify="left" if name in WORDS else "right")
+        table.add_column(name.replace("_", " "), justify="left" if name in TEXTS else "right")
     for row in rows:
-        table.add_row(*(str(row.get(name, "")) for name in columns))
-    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
+        table.add_row(*(printable(row.get(name, "")) for name in columns))
+    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, emoji=False).print(table)

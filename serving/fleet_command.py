@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from serving.core.errors import ConfigurationError
+from serving.core.printable import printable
 
 TIMEOUT_SECONDS = 10.0
+"""For the whole answer, however slowly it comes."""
 MOST_BYTES = 64 * 1024 * 1024
 UNKNOWN = "?"
 COLUMNS = (
@@ -41,8 +43,8 @@ def fleet(
 
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in rows(report):
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False).print(table, crop=False)
+        table.add_row(*map(printable, row))
+    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, emoji=False).print(table, crop=False)
 
 
 def operator_url(config: Path | None) -> str:
@@ -60,14 +62,46 @@ def operator_url(config: Path | None) -> str:
 
 def ask_gateway(url: str) -> dict[str, Any]:
     """What `GET /fleet` answers. Raises: ConfigurationError, saying what is at the address instead."""
+    from concurrent.futures import Future
+    from threading import Thread
+
+    _check_url(url)
+    place = f"{url.rstrip('/')}/fleet"
+    answer: Future[dict[str, Any]] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(_ask(place))
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            answer.set_exception(error)
+
+    # A socket's timeout begins anew with each byte, and nothing waits for a daemon.
+    Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(TIMEOUT_SECONDS)
+    except TimeoutError:
+        raise ConfigurationError(f"{place} did not answer within {TIMEOUT_SECONDS:g} seconds") from None
+
+
+def _check_url(url: str) -> None:
+    """Raises: ConfigurationError."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or not url.isprintable() or " " in url:
+        raise ConfigurationError(f"--url: {url!r} must be http://HOST:PORT or https://HOST:PORT, with a port from 1 to 65535")
+
+
+def _ask(place: str) -> dict[str, Any]:
     import json
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import ProxyHandler, build_opener
 
-    if not url.startswith(("http://", "https://")):
-        raise ConfigurationError(f"--url: {url!r} must be http://HOST:PORT or https://HOST:PORT")
-    place = f"{url.rstrip('/')}/fleet"
     try:
         with build_opener(ProxyHandler({})).open(place, timeout=TIMEOUT_SECONDS) as answer:
             report = json.loads(answer.read(MOST_BYTES))
@@ -75,9 +109,11 @@ def ask_gateway(url: str) -> dict[str, Any]:
         error.close()
         hint = "; a gateway with server.operator_port answers there only" if error.code == 404 else ""
         raise ConfigurationError(f"{place} answered {error.code}{hint}") from None
+    except UnicodeError:
+        raise ConfigurationError(f"{place} cannot be asked, or did not answer with text; is it a gateway?") from None
     except (OSError, HTTPException) as error:
         raise ConfigurationError(f"{place} cannot be asked: {getattr(error, 'reason', None) or error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigurationError(f"{place} did not answer with JSON; is it a gateway?") from None
     if not isinstance(report, dict) or not isinstance(report.get("pools"), list):
         raise ConfigurationError(f"{place} did not answer with a fleet; is it a gateway of this version?")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from serving.setting_types import RequestClass, Section
+from serving.setting_types import RequestClass, Section, Variant
 
 MOST_FALLBACKS = 8
 DOLLARS_PER_TOKEN_CEILING = Decimal("0.01")
@@ -81,7 +81,7 @@ class CapacitySettings(Section):
 Unit = Literal["second", "pixel", "byte", "token", "character"]
 
 
-class RangeParameter(Section):
+class RangeParameter(Variant):
     """Any number from `min` to `max`."""
 
     type: Literal["range"]
@@ -91,7 +91,7 @@ class RangeParameter(Section):
     unit: Unit | None = None
 
 
-class IntegerParameter(Section):
+class IntegerParameter(Variant):
     type: Literal["integer"]
     min: int | None = None
     max: int | None = None
@@ -99,31 +99,31 @@ class IntegerParameter(Section):
     unit: Unit | None = None
 
 
-class BooleanParameter(Section):
+class BooleanParameter(Variant):
     """Supported, without more to say."""
 
     type: Literal["boolean"]
     default: bool | None = None
 
 
-class EnumParameter(Section):
+class EnumParameter(Variant):
     type: Literal["enum"]
     values: Annotated[tuple[str | int | float, ...], Field(min_length=1)]
     default: str | int | float | None = None
 
 
-class ArrayParameter(Section):
+class ArrayParameter(Variant):
     type: Literal["array"]
     max_items: Tokens | None = None
     items: Parameter | None = None
 
 
-class ObjectParameter(Section):
+class ObjectParameter(Variant):
     type: Literal["object"]
     properties: dict[str, Parameter]
 
 
-class UnknownParameter(Section):
+class UnknownParameter(Variant):
     """Accepted, and its values are not described."""
 
     type: Literal["unknown"]

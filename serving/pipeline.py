@@ -602,7 +602,7 @@ class Pipeline:
             self._chooser.learn(answered, UNKNOWN_USAGE if ctx.usage_estimated else ctx.usage, passage.ended)
             self._metrics.routed(ctx, answered)
         if passage.stay is not None or passage.failed_dollars:
-            ctx.machine = self._costs.settle(passage.stay, passage.failed_dollars, ctx)
+            ctx.machine = self._costs.settle(passage.stay, passage.failed_dollars, ctx, answered=passage.answer is not None)
         self._metrics.settle(ctx, passage.ended, passage.objective)
         if ctx.outcome is not Outcome.OK:
             self.last_errors.add(ctx, passage.ended)

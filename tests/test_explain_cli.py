@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from serving.cli import app
+from serving.decision_file import NoDecision
+from serving.explain_cli import _asked_again
 from serving.routing.choose import Chooser
 from serving.routing.cost import Machine
 from serving.routing.decision import Decision
@@ -137,6 +141,72 @@ def test_without_a_record_nothing_is_made_up(tmp_path: Path) -> None:
     kept["record"]["version"] = 1
     shown = explained(tmp_path / "d", kept)
     assert shown.exit_code == 2 and "step_seconds" in words_of(shown)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"candidates": 0}, "candidates: must be a list"),
+        ({"candidates": "e1"}, "candidates: must be a list"),
+        ({"candidates": None}, "candidates: must be a list"),
+        ({"candidates": {"e1": {}}}, "candidates: must be a list"),
+        ({"candidates": [1]}, "candidates.0: must be an object"),
+        ({"candidates": [{}, None]}, "candidates.1: must be an object"),
+        ({"candidates": [{"endpoint": 1}]}, "candidates.0.endpoint: must be a text"),
+        ({"candidates": [{"dollars": "1"}]}, "candidates.0.dollars: must be a number"),
+        ({"chosen": ["e1"]}, "chosen: must be a text"),
+        ({"reason": None}, "reason: must be a text"),
+        ({"record": None}, "record: must be an object"),
+        ({"record": [1]}, "record: must be an object"),
+    ],
+)
+def test_a_broken_decision_is_refused_by_its_field(tmp_path: Path, change: dict[str, Any], field: str) -> None:
+    shown = explained(tmp_path / "d", DECISION | change)
+    assert shown.exit_code == 2, shown.exception
+    assert field in words_of(shown)
+
+
+def every_place(data: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Of each value inside, with that of what it is in."""
+    for name, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield (*place, name)
+        yield from every_place(value, (*place, name))
+
+
+@pytest.mark.parametrize("value", [None, "x", [], [1], {}, True, -1, 1e300, -1e300])
+@pytest.mark.parametrize("model", ["m", "adapter"])
+def test_whatever_stands_in_a_record_is_shown_or_refused_in_words(tmp_path: Path, model: str, value: Any) -> None:
+    whole = as_kept(decided(model))
+    for place in every_place(whole["record"]):
+        kept = orjson.loads(orjson.dumps(whole))
+        inside = kept["record"]
+        for name in place[:-1]:
+            inside = inside[name]
+        inside[place[-1]] = value
+        with pytest.raises(NoDecision) if value is None else contextlib.suppress(NoDecision):
+            _asked_again(kept, None, [], {})
+
+
+def test_a_field_that_is_missing_in_a_record_or_too_much_is_named(tmp_path: Path) -> None:
+    for name, place in (("prompt", "terms.prompt: is missing"), ("x", "weights.x: is none of queue")):
+        kept = as_kept(decided())
+        kept["record"]["terms"].pop(name, None)
+        kept["record"]["weights"] |= {"x": 1} if name == "x" else {}
+        shown = explained(tmp_path / "d", kept)
+        assert shown.exit_code == 2 and place in words_of(shown)
+
+
+def test_names_neither_colour_a_terminal_nor_command_it(tmp_path: Path) -> None:
+    hostile = "[red]:boom:\x1b[2J\x9b1m\r"
+    row = DECISION["candidates"][0] | {"endpoint": hostile, "pool": hostile}  # type: ignore[index]
+    shown = explained(tmp_path / "d", DECISION | {"chosen": hostile, "reason": hostile, "candidates": [row]})
+    assert shown.exit_code == 0, shown.output
+    assert words_of(shown).count("[red]:boom:\\x1b[2J\\x9b1m\\r") == 4
+    assert all(each.isprintable() for each in shown.output.replace("\n", ""))
+    kept = as_kept(decided())
+    kept["record"]["fleet"][0]["endpoint"] = hostile
+    refused = explained(tmp_path / "d", kept, "--without", "e9")
+    assert "\x9b" not in refused.output and "\x1b[2J" not in refused.output
 
 
 def test_a_decision_is_found_in_a_head_and_in_spans_and_kept(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from serving.core import outcomes
+
 MODEL = 'namespace=~"$namespace", model=~"$model"'
 POOL = f'{MODEL}, pool=~"$pool"'
 TARGET = f'{POOL}, target=~"$target"'
@@ -10,7 +12,7 @@ ENGINE = 'namespace=~"$namespace", model_name=~"$model", pool=~"$pool", target=~
 TENANT = 'namespace=~"$namespace", tenant=~"$tenant"'
 POOL_LABELS = "namespace, model, pool, target"
 """What money, tokens and power are kept by."""
-OURS = "overloaded|unavailable|engine_error|engine_timeout|deadline_exceeded|truncated|internal_error|shutdown"
+OURS = "|".join(outcomes.OURS)
 """Outcomes that are the fault of this side, not of who asked."""
 POOL_INFO = "serving:pool:info"
 """Recorded: 1 for the target of each pool, `mixed` where a pool has several."""

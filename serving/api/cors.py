@@ -7,6 +7,8 @@ from collections.abc import Collection
 
 from serving.api.edge import Asgi
 from serving.api.reply import Message, Receive, Scope, Send
+from serving.api.routes import FLEET, METRICS
+from serving.api.ui import PAGE
 from serving.core.context import Headers
 
 METHODS = b"GET, HEAD, POST, OPTIONS"
@@ -21,11 +23,14 @@ PREFLIGHT_SECONDS = b"7200"
 """How long a browser may remember a preflight; browsers cap it at about this themselves."""
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+(?:[ \t]*,[ \t]*[A-Za-z0-9_-]+)*")
 _MAX_HEADER_NAMES_BYTES = 2048
+_OPERATORS = (METRICS, FLEET, PAGE)
+"""What only operators look at, at whatever address it is."""
 
 
 class Cors:
     """ASGI around the whole application: answers preflights, and marks every answer to a page that may read it.
 
+    What is for operators is no part of the API: it stays closed to other origins, also where it has no address of its own.
     Credentials mode is never allowed: keys travel in a header that the page sets, so no browser sends one by itself.
     """
 
@@ -35,7 +40,7 @@ class Cors:
         self._origins = {origin.encode("latin-1") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or _is_for_operators(scope["path"]):
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
@@ -57,6 +62,10 @@ class Cors:
         if origin is None or not (self._any or origin.lower() in self._origins):
             return [vary]
         return [vary, (b"access-control-allow-origin", b"*" if self._any else origin), _EXPOSE]
+
+
+def _is_for_operators(path: str) -> bool:
+    return path in _OPERATORS or path.startswith(f"{PAGE}/")
 
 
 _EXPOSE = (b"access-control-expose-headers", EXPOSED_HEADERS)

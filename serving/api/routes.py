@@ -26,6 +26,9 @@ from serving.settings import Settings
 from serving.tenancy.identities import Identities
 from serving.tenancy.tenants import Tenant
 
+METRICS = "/metrics"
+FLEET = "/fleet"
+
 
 def create_api(
     *,
@@ -99,7 +102,7 @@ def _add_probes(
 
 
 def _add_metrics(api: FastAPI, metrics: Metrics) -> None:
-    @api.api_route("/metrics", methods=["GET", "HEAD"])
+    @api.api_route(METRICS, methods=["GET", "HEAD"])
     async def scrape() -> Response:
         text, content_type = metrics.exposition()
         return Response(text, media_type=content_type)
@@ -108,7 +111,7 @@ def _add_metrics(api: FastAPI, metrics: Metrics) -> None:
 def _add_fleet(api: FastAPI, report: Callable[[], FleetReport]) -> None:
     """What `serving fleet` shows; like the metrics, for whoever reaches the address."""
 
-    @api.api_route("/fleet", methods=["GET", "HEAD"])
+    @api.api_route(FLEET, methods=["GET", "HEAD"])
     async def fleet_report() -> Response:
         return Response(orjson.dumps(asdict(report())), media_type="application/json")
 

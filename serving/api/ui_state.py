@@ -73,7 +73,7 @@ class State:
     """Requests that wait here for a slot."""
     requests_per_second: float | None
     failed: float
-    """Requests of the window that ended in an error."""
+    """Requests of the window that failed by this side's fault."""
     throughput: Throughput
     figures: Figures
     money: Money

@@ -33,6 +33,19 @@ class Outcome(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
+OURS = (
+    Outcome.OVERLOADED,
+    Outcome.UNAVAILABLE,
+    Outcome.ENGINE_ERROR,
+    Outcome.ENGINE_TIMEOUT,
+    Outcome.DEADLINE_EXCEEDED,
+    Outcome.TRUNCATED,
+    Outcome.INTERNAL_ERROR,
+    Outcome.SHUTDOWN,
+)
+"""Those that are the fault of this side, not of who asked; availability and what is called failed go by them."""
+
+
 class AttemptResult(StrEnum):
     """How one attempt at one engine ended."""
 

@@ -70,10 +70,13 @@ class Costs:
         pool.failed_seconds += seconds
         return seconds * pool.dollars_per_second
 
-    def settle(self, stay: Stay | None, failed_dollars: float, ctx: RequestContext) -> MachineDollars:
-        """What a request cost that has ended; `stay` is that of the attempt which answered, None where none did."""
+    def settle(self, stay: Stay | None, failed_dollars: float, ctx: RequestContext, *, answered: bool) -> MachineDollars:
+        """What a request cost that has ended; `stay` is that of the attempt which answered.
+
+        It is None where none did, which cost nothing but what failed, and where the one that did has no price.
+        """
         if stay is None:
-            return MachineDollars(0.0, 0.0, 0.0, failed_dollars)
+            return MachineDollars(failed=failed_dollars) if answered else MachineDollars(0.0, 0.0, 0.0, failed_dollars)
         return stay.account.pool.settle(stay, ctx.usage, failed_dollars)
 
     def hear(self, endpoint: Endpoint, load: EngineLoad) -> None:

@@ -7,20 +7,10 @@ from dataclasses import dataclass
 
 from serving.core.clock import Clock, monotonic, wall_seconds
 from serving.core.context import RequestContext
-from serving.core.outcomes import Outcome
+from serving.core.outcomes import OURS, Outcome
 
 MOST = 32
 """Of each side."""
-_CALLERS = frozenset(
-    (
-        Outcome.INVALID,
-        Outcome.UNAUTHORIZED,
-        Outcome.NOT_FOUND,
-        Outcome.RATE_LIMITED,
-        Outcome.CLIENT_SLOW,
-        Outcome.CLIENT_CANCELLED,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +45,7 @@ class LastErrors:
         if ctx.outcome is None or ctx.outcome is Outcome.CLIENT_CANCELLED:
             return
         at = self._wall() - self._clock() + ended
-        kept = self._callers if ctx.outcome in _CALLERS else self._ours
+        kept = self._ours if ctx.outcome in OURS else self._callers
         kept.append(
             RequestFailure(at, ctx.status, str(ctx.outcome), ctx.error_code, ctx.asked_model, ctx.endpoint, ctx.request_id)
         )

@@ -14,7 +14,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from serving import __version__
 from serving.core.context import RequestContext
-from serving.core.money import UNPRICED
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 from serving.observability.collectors import (
     BucketHistogram,
@@ -186,8 +185,8 @@ class Metrics:
             tenant = self.tenants.get(ctx.tenant) or self.tenant(ctx.tenant)
             outcomes = tenant.outcomes
             outcomes[ctx.outcome] = outcomes.get(ctx.outcome, 0) + 1
-            if ctx.machine is not UNPRICED:
-                prompt_dollars, cached_dollars, output_dollars, _ = ctx.machine
+            prompt_dollars, cached_dollars, output_dollars, _ = ctx.machine
+            if prompt_dollars is not None:
                 dollars = tenant.dollars
                 if dollars is None:
                     dollars = tenant.dollars = [0.0] * len(KINDS)

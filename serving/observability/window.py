@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.core.clock import Clock, monotonic
+from serving.core.outcomes import OURS
 from serving.observability.metrics import KINDS, Metrics
 
 PERIOD_SECONDS = 2.0
@@ -68,7 +69,7 @@ class Sample:
     """Streams by their time to first token in the buckets of the histogram, by model and pool."""
     requests: float
     failed: float
-    """Requests whose outcome was not `ok`, whoever's fault it was; clients that left are not among them."""
+    """Requests that failed by this side's fault; what callers did wrong and clients that left are not among them."""
     said: Said | None
 
 
@@ -170,7 +171,7 @@ class Window:
             pools,
             {labels: tuple(row) for labels, row in metrics.ttft.rows().items()},
             sum(outcomes.values()),
-            sum(value for labels, value in outcomes.items() if labels[-1] not in _NOT_FAILED),
+            sum(value for labels, value in outcomes.items() if labels[-1] in OURS),
             self._said(),
         )
 
@@ -191,7 +192,7 @@ class View:
 
     @property
     def failed(self) -> float:
-        """Requests of the window that ended in an error."""
+        """Requests of the window that failed by this side's fault."""
         return self._end.failed - self._begin.failed
 
     def figures(self, pools: Iterable[PoolKey]) -> Figures:
@@ -296,4 +297,3 @@ def _per_million(dollars: float, tokens: float) -> float | None:
 
 _NOTHING = Counts()
 _PROMPT, _CACHED, _OUTPUT = range(len(KINDS))
-_NOT_FAILED = ("ok", "client_cancelled")

@@ -5,25 +5,28 @@ Numbers have six digits, so that costs come back to within a hundred-thousandth.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from serving.fleet.store import Endpoint
+from serving.routing.chain import START
 from serving.routing.cost import Objective, Weights
 from serving.routing.others import Others
 from serving.routing.predict import PoolRates, Rates
 from serving.routing.prefix import Cache, PrefixIndex
+from serving.routing.record_fields import Fields, NotRecorded
 from serving.routing.score import Scores, score
 from serving.routing.work import Work
 
 VERSION = 1
 _TERMS = ("prompt", "output", "tokens_per_byte", "arrivals_per_second", "typical_prefill", "shared_pieces", "shared_charge")
 _NUMBERS = ("sequences", "in_flight", "context_tokens", "cache_tokens", "prefill_share", "dollars_per_second")
-
-
-class NotRecorded(ValueError):
-    """What was given holds no record of this version; the message says what is wrong."""
+_OBJECTIVE = ("dollars_per_second", "ttft_seconds", "inter_chunk_seconds")
+_MOST = 100_000
+"""Of waiting requests and adapters at one endpoint: far beyond what there is, and soon made."""
 
 
 def recorded(
@@ -76,19 +79,19 @@ class Recorded:
     """A record that costs can be computed from again, also for what was not."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        """Raises: NotRecorded."""
+        """Raises: NotRecorded, naming the field that is wrong."""
+        fields = Fields(data, "")
         if data.get("version") != VERSION:
             raise NotRecorded(f"its version is {data.get('version')!r}; this program knows {VERSION}")
-        try:
-            self.objective = Objective(**data["class"])
-            self._weights = Weights(**data["weights"])
-            self._terms = {name: data["terms"][name] for name in _TERMS}
-            self._adapter = str(data["adapter"])
-            self._depths: dict[Cache, int] = {}
-            self._works = [self._work(row) for row in data["fleet"]]
-            self._prices = {work.name: work.dollars_per_second for work in self._works}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise NotRecorded(f"it is not complete: {type(error).__name__}: {error}") from None
+        objective, terms = fields.fields("class"), fields.fields("terms")
+        self.objective = Objective(objective.text("name"), **{each: objective.number(each) for each in _OBJECTIVE})
+        self._weights = Weights(**fields.fields("weights").numbers(Weights.__dataclass_fields__))
+        self._terms = {name: terms.number(name) for name in _TERMS}
+        self._shared_pieces = terms.count("shared_pieces", len(START) - 1)
+        self._adapter = fields.text("adapter")
+        self._depths: dict[Cache, int] = {}
+        self._works = [self._work(Fields(row, f"fleet.{number}")) for number, row in enumerate(fields.items("fleet"))]
+        self._prices = {work.name: work.dollars_per_second for work in self._works}
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -101,39 +104,50 @@ class Recorded:
         without: Collection[str] = (),
         dollars_per_hour: Mapping[str, float] | None = None,
     ) -> tuple[list[Endpoint], Scores]:
-        """What the request would have cost at each endpoint, also of another class, without some, at other prices of pools."""
+        """What the request would have cost at each endpoint, also of another class, without some, at other prices of pools.
+
+        Raises: NotRecorded, where the numbers of the record fit no fleet.
+        """
         works = [work for work in self._works if work.endpoint.name not in without]
         for work in works:
             price = (dollars_per_hour or {}).get(work.endpoint.pool)
             work.dollars_per_second = self._prices[work.name] if price is None else price / 3600.0
-        terms = {**self._terms, "shared_pieces": int(self._terms["shared_pieces"])}
-        found = score(
-            works,
-            self._depths,
-            objective=objective or self.objective,
-            weights=self._weights,
-            now=0.0,
-            adapter=self._adapter,
-            explained=True,
-            **terms,
-        )
+        terms: dict[str, Any] = {**self._terms, "shared_pieces": self._shared_pieces}
+        try:
+            found = score(
+                works,
+                self._depths,
+                objective=objective or self.objective,
+                weights=self._weights,
+                now=0.0,
+                adapter=self._adapter,
+                explained=True,
+                **terms,
+            )
+        except ArithmeticError as error:
+            raise NotRecorded(f"no cost follows from its numbers: {error}") from None
+        if not all(map(math.isfinite, itertools.chain(found.first, found.dollars, *(found.detail or ())))):
+            raise NotRecorded("no cost follows from its numbers: they are too large")
         return [work.endpoint for work in works], found
 
-    def _work(self, row: Mapping[str, Any]) -> Work:
-        endpoint = Endpoint(str(row["endpoint"]), "", "", str(row["pool"]), "")
+    def _work(self, row: Fields) -> Work:
+        endpoint = Endpoint(row.text("endpoint"), "", "", row.text("pool"), "")
         cache = PrefixIndex(0).cache(0.0)
-        self._depths[cache] = int(row["cached_pieces"])
+        self._depths[cache] = row.count("cached_pieces", len(START) - 1)
         work = Work(endpoint, PoolRates(Rates()), cache, 0.0)
         rates = work.rates
-        rates.cache_trust.value = float(row["cache_trust"])
-        rates.prefill_seconds = float(row["prefill_seconds_per_token"])
-        rates.step, rates.step_slope = float(row["step_seconds"]), float(row["step_seconds_per_sequence"])
+        rates.cache_trust.value = row.number("cache_trust")
+        rates.prefill_seconds = row.number("prefill_seconds_per_token")
+        rates.step, rates.step_slope = row.number("step_seconds"), row.number("step_seconds_per_sequence")
         for name in _NUMBERS:
-            setattr(work, name, float(row[name]))
-        work.free_at = float(row["wait_seconds"])
-        work.queued = int(row["waiting"])
+            setattr(work, name, row.number(name))
+        work.free_at = row.number("wait_seconds")
+        work.queued = row.count("waiting", _MOST)
         if "others" in row:
-            work.others = Others(*map(float, row["others"]))
+            others = Fields(dict(zip(Others._fields, row.items("others"), strict=False)), "others")
+            work.others = Others(*map(others.number, Others._fields))
         if self._adapter:
-            work.adapters.restore(row["adapters"])
+            adapters = row.fields("adapters")
+            kept = {"slots": adapters.count("slots", _MOST), "load_seconds": adapters.number("load_seconds")}
+            work.adapters.restore(kept | {name: adapters.fields(name).numbers(None) for name in ("loaded", "waiting")})
         return work

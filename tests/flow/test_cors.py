@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from serving.api.ui import CHAT as UI_CHAT
+from serving.api.ui import FILES, STATE
 from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
+from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.flow.conftest import GatewayOver, all_ready, chat
+from tests.flow.conftest import GatewayOver, all_ready, chat, settings_over
 
 CHAT = "/v1/chat/completions"
 ORIGIN = "https://chat.example"
@@ -107,6 +110,23 @@ async def test_o_http_4_options_without_a_preflight_is_a_405(engine: ScriptedEng
         response = await ask(gateway.url, "/v1/models", method="OPTIONS", headers={"Origin": ORIGIN})
         assert response.status == 405
         assert_may_be_read(response)
+
+
+@pytest.mark.parametrize("origins", [[ORIGIN], ["*"]])
+@pytest.mark.parametrize("own_address", [False, True])
+async def test_o_http_4_what_is_for_operators_is_closed_to_every_other_origin(
+    engine: ScriptedEngine, origins: list[str], own_address: bool
+) -> None:
+    server = {"cors_origins": origins} | ({"operator_port": 0} if own_address else {})
+    async with RunningGateway(settings_over({"e1": engine}, server=server)) as gateway:
+        await all_ready(gateway)
+        for url in {gateway.url, gateway.operator_url if own_address else gateway.url}:
+            for path in ("/metrics", "/fleet", *FILES, "/ui/", STATE, UI_CHAT):
+                for method, headers in (("GET", {"Origin": ORIGIN}), ("POST", {"Origin": ORIGIN}), ("OPTIONS", PREFLIGHT)):
+                    response = await ask(url, path, method=method, headers=headers)
+                    assert (path, method, cors_headers(response)) == (path, method, [])
+                    assert method == "GET" or response.status in (403, 404, 405)
+        assert cors_headers(await ask(gateway.url, CHAT, chat(), headers={"Origin": ORIGIN}))
 
 
 @pytest.mark.parametrize("bad", ["a;b", "a b", "a,,b", "a" * 3000, ""])

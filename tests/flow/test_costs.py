@@ -280,6 +280,28 @@ async def test_without_a_price_there_are_no_dollars(engine: ScriptedEngine) -> N
     assert metrics.sum("serving_pool_info", model="tiny", pool="default", target="own") == 1
 
 
+async def test_an_answer_without_a_price_after_a_failure_that_has_one_costs_an_unknown_amount(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    async with ScriptedEngine(engine.model) as priced:
+        priced.default = Script(status=500, ttft_seconds=0.1)
+        settings = settings_over({"mi355x": priced, "epyc": engine}, tmp_path)
+        settings = settings.model_copy(update={"targets": {"mi355x": settings.targets["mi355x"]}})
+        async with RunningGateway(settings) as gateway:
+            await all_ready(gateway)
+            while not priced.log.requests:
+                assert (await ask(gateway.url, CHAT, chat(), headers=bearer("red"))).status == 200
+            metrics = await gateway.metrics()
+    columns = ", ".join(f"machine_{part}_nanodollars" for part in (*PARTS, "failed"))
+    database = open_database(settings.database)
+    (row,) = database.execute(f"SELECT {columns} FROM serving_ledger WHERE attempts = 2")
+    database.close()
+    assert list(row[:3]) == [None] * 3
+    assert row[3] > 0
+    assert row[3] / 1e9 == pytest.approx(metrics.sum("serving_failed_dollars_total", pool="mi355x"), rel=1e-3)
+    assert "serving_tenant_dollars_total" not in {sample.name for sample in metrics.samples}
+
+
 async def test_a_stream_costs_while_it_runs(tmp_path: Path) -> None:
     """A scrape in the middle of a long stream sees what it has cost by then, so that no window shows hours at once."""
     async with started() as engines, RunningGateway(settings_over(engines, tmp_path)) as gateway:

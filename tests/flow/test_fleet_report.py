@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 import pytest
 from typer.testing import CliRunner, Result
 
-from serving import cli
+from serving import cli, fleet_command
 from serving.core.errors import ConfigurationError
 from serving.fleet_command import COLUMNS, _state, operator_url, rows
 from serving.settings import Settings
@@ -208,10 +208,39 @@ async def test_an_address_without_a_gateway_is_one_message(engine: ScriptedEngin
     for url, words in (
         ("http://127.0.0.1:1", "cannot be asked"),
         ("127.0.0.1:1", "must be http://HOST:PORT"),
+        ("http://[::1", "must be http://HOST:PORT"),
+        ("http://127.0.0.1:99999", "with a port from 1 to 65535"),
+        ("http://127.0.0.1:0", "with a port from 1 to 65535"),
+        ("http://127.0.0.1:http", "with a port from 1 to 65535"),
+        ("http://:9000", "must be http://HOST:PORT"),
+        ("http://a b:9000", "must be http://HOST:PORT"),
+        (f"http://{'a' * 64}.example:9000", "cannot be asked"),
         (f"{engine.url}/v1/models?x=", "did not answer with a fleet"),
     ):
         done = await run("--url", url)
         assert isinstance(done.exception, ConfigurationError) and words in str(done.exception), done.exception
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"])
+async def test_an_answer_that_drips_ends_in_time(monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    monkeypatch.setattr(fleet_command, "TIMEOUT_SECONDS", 0.3)
+    asked, closed = asyncio.Event(), asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        while not asked.is_set():
+            writer.write(b"x")
+            await asyncio.sleep(0.02)
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    async with server, asyncio.timeout(20):
+        done = await run("--url", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        asked.set()
+        await closed.wait()
+    assert "did not answer within 0.3 seconds" in str(done.exception), done.exception
 
 
 def test_unknown_figures_are_question_marks_and_zero_is_zero() -> None:

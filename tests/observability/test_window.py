@@ -92,6 +92,13 @@ def test_the_last_minute_and_not_what_was_before_it(bench: Bench) -> None:
     assert view.failed == 1, "a client that leaves has not failed"
 
 
+@pytest.mark.parametrize("outcome", Outcome)
+def test_what_callers_did_wrong_has_not_failed(bench: Bench, outcome: Outcome) -> None:
+    callers = {"invalid", "unauthorized", "not_found", "rate_limited", "client_slow", "client_cancelled"}
+    bench.request(outcome=outcome, first_byte=0.0)
+    assert bench.window.look().failed == (outcome not in {"ok", *callers})
+
+
 def test_a_hit_rate_is_unknown_until_an_engine_has_told_of_one(bench: Bench) -> None:
     bench.request(usage=Usage(100, None, 10))
     bench.pass_(2)
