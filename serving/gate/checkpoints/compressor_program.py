@@ -38,7 +38,7 @@ def _calibration(model: str, texts: list[str], text_tokens: int) -> dict[str, An
     rows = [dict(tokenizer(text, truncation=True, max_length=text_tokens)) for text in texts]
     tensors = [{name: torch.tensor(values) for name, values in row.items()} for row in rows]
     return {
-        "dataset": DataLoader(tensors, batch_size=1),  # type: ignore[arg-type]
+        "dataset": DataLoader(tensors, batch_size=1),  # type: ignore[arg-type, unused-ignore]
         "num_calibration_samples": len(tensors),
         "max_seq_length": text_tokens,
         "pipeline": "basic",
