@@ -22,7 +22,7 @@ from tests.doubles.settling import settled
 from tests.doubles.tools import CHART, ROOT, Helm, container, only
 from tests.flow.conftest import chat
 
-SECRET = "s3cret"
+SECRET = "the-engines-s3cret"
 TOKEN = "t0ken"
 
 
