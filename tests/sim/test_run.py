@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from serving.core.errors import ConfigurationError
 from serving.sim.faults import Faults
 from serving.sim.run import SimOptions, checked, parse_numbers
 from tests.doubles.catalogs import copy_of_catalog
-from tests.doubles.real_engine import free_port
 from tests.engines.processes import until
 
 PROFILE = "smollm2-135m-cpu"
@@ -35,9 +35,10 @@ def ask(url: str, body: Any = None) -> Any:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ones in a row, as far as can be told."""
-    taken = {connection.laddr.port for connection in psutil.net_connections("tcp") if connection.laddr}
-    while taken & set(range(first := free_port(), first + count)) or first + count > 65_000:
+    """The first of so many free ones in a row: below those that the system gives to connections, which other tests use up by the
+    thousand."""
+    listening = {each.laddr.port for each in psutil.net_connections("tcp") if each.laddr and each.status == psutil.CONN_LISTEN}
+    while listening & set(range(first := random.randrange(10_000, 32_000 - count), first + count)):
         pass
     return first
 
