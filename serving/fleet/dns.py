@@ -7,12 +7,12 @@ are no events to miss. A name server that fails says nothing about engines, so t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from serving.core.tasks import end_all
 from serving.fleet.membership import found_at, take
 from serving.fleet.probe import Probe
 from serving.fleet.store import Endpoint, EndpointState, Fleet
@@ -78,11 +78,7 @@ class Discovery:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_all(self._tasks)
 
     async def _follow(self, pool: PoolSettings) -> None:
         host, failure = pool.host or "", ""

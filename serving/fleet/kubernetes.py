@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from urllib.parse import quote
 
+from serving.core.tasks import end_all
 from serving.fleet.kubernetes_objects import Document, Sighting, members, sightings_in_pod, sightings_in_slice
 from serving.fleet.membership import take
 from serving.fleet.mirror import Api, Mirror, follow
@@ -66,11 +66,7 @@ class KubernetesDiscovery:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_all(self._tasks)
 
     async def _follow(self, follower: Follower) -> None:
         pool = follower.pool.name

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from serving.core.clock import Clock, monotonic
+from serving.core.tasks import end_all
 from serving.fleet.engine_load import EngineLoad, read_load
 from serving.fleet.probe import Get, ProbeFailed
 from serving.fleet.store import Endpoint, EndpointState, Fleet
@@ -55,11 +55,7 @@ class LoadReader:
 
     async def __aexit__(self, *_: object) -> None:
         tasks = [*self._reading.values(), *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_all(tasks)
 
     async def _go_round(self) -> None:
         period_seconds = self._settings.period_seconds

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from serving.core.clock import Clock, monotonic, wall_seconds
 from serving.core.errors import ConfigurationError
+from serving.core.tasks import end_all
 from serving.fleet.dns import LookupFailed, Resolve, resolve
 from serving.fleet.seal import Refusal, Seal, Window
 from serving.peer_settings import PeerSettings
@@ -117,11 +118,7 @@ class Peers(asyncio.DatagramProtocol):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_all(self._tasks)
         if self._transport is not None:
             self._transport.close()
 

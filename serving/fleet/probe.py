@@ -9,6 +9,7 @@ from typing import Protocol
 
 import orjson
 
+from serving.core.tasks import end_all
 from serving.fleet.health import Health
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.fleet.token_request import TokenAnswer, TokenRequest, token_answer, token_request
@@ -81,11 +82,7 @@ class Probe:
     async def __aexit__(self, *_: object) -> None:
         tasks = [*self._tasks.values()]
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_all(tasks)
 
     def follow(self) -> None:
         """Begin to ask endpoints that are new in the fleet, and leave those alone that have left it."""

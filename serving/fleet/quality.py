@@ -8,7 +8,6 @@ reported endpoint gets no more requests. That may empty a model, which health ne
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from serving.core.context import Usage
+from serving.core.tasks import end_all
 from serving.fleet.known_answers import Answer, NoAnswer, Reference, apart, probe_request, read_answer
 from serving.fleet.probe import Post, ProbeFailed
 from serving.fleet.store import Endpoint, EndpointState, Fleet
@@ -79,11 +79,7 @@ class QualityWatch:
 
     async def __aexit__(self, *_: object) -> None:
         tasks = [*self._asking.values(), *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_all(tasks)
 
     async def _go_round(self) -> None:
         period_seconds = self._settings.period_seconds
