@@ -72,7 +72,7 @@ async def answers(url: str, path: str, status: int) -> None:
             return [f"{path}: {error}"]
         return [] if found == status else [f"{path}: {found}"]
 
-    await settled(problems, within_seconds=60.0)
+    await settled(problems)
 
 
 @pytest.mark.chart

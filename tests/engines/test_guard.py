@@ -31,6 +31,7 @@ from tests.doubles.raw_client import ask
 from tests.doubles.real_engine import EngineDied, RealEngine, running_engine
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import HANG_SECONDS
 from tests.doubles.tiny_model import tiny_model
 
 FILE = GUARD_FOLDER / "serving_guard.py"
@@ -432,7 +433,7 @@ def gateway_to(url: str, secret: str | None) -> RunningGateway:
 
 
 async def ready(gateway: RunningGateway) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while (await ask(gateway.url, "/readyz")).status != 200:
             await asyncio.sleep(0.05)
 
@@ -580,7 +581,7 @@ async def test_a_gateway_without_the_secret_says_why_it_is_not_ready(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with gateway_to(guarded.url, secret) as gateway:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while reason not in caplog.text:
                 await asyncio.sleep(0.05)
         assert (await ask(gateway.url, "/readyz")).status == 503

@@ -226,7 +226,7 @@ async def test_gateways_in_front_of_one_engine_share_its_time(engine: ScriptedEn
             foreign = [0.0 if account is None else account.foreign for account in accounts]
             return [] if foreign == pytest.approx([2.0, 1.0], abs=0.1) else [f"others: {foreign}"]
 
-        await settled(heard, within_seconds=20.0)
+        await settled(heard)
         before = [await scraped(gateway) for gateway in (one, other)]
         await asyncio.sleep(1.0)
         after = [await scraped(gateway) for gateway in (one, other)]

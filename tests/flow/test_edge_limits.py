@@ -17,7 +17,7 @@ from tests.doubles.raw_client import HangUp, RawClient, ask, request_bytes
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.flow.conftest import GatewayOver, chat
 
 CHAT = "/v1/chat/completions"
@@ -329,7 +329,7 @@ async def test_a_client_that_waits_for_100_continue_is_asked_for_its_body(
     async with gateway_over({"e1": engine}) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(head + b"\r\n\r\n")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(HANG_SECONDS):
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             writer.write(body)
             assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 200 OK\r\n"

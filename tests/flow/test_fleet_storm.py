@@ -46,8 +46,8 @@ async def leaving_nothing(settings: Settings) -> AsyncIterator[RunningGateway]:
             busy = [name for name in gateway.app.fleet.snapshot.statuses if gateway.app.chooser.in_flight(name)]
             return left + busy + ([f"{gateway.app.relay.open_exchanges} exchanges"] if gateway.app.relay.open_exchanges else [])
 
-        await settled(problems, within_seconds=10.0)
-    await settled(resources.problems, within_seconds=10.0)
+        await settled(problems)
+    await settled(resources.problems)
 
 
 def how_it_ended(answer: RawResponse, tokens: int) -> str:

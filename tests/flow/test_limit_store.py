@@ -80,7 +80,7 @@ async def all_down(gateways: list[RunningGateway]) -> None:
     async def problems() -> list[str]:
         return [gateway.url for gateway in gateways if store_of(gateway).is_up]
 
-    await settled(problems, within_seconds=10)
+    await settled(problems)
 
 
 async def settles(redis: RedisServer, tenant: str, **expected: int) -> None:

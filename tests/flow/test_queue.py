@@ -36,7 +36,7 @@ async def waits(gateway: RunningGateway, requests: int) -> None:
     async def problems() -> list[str]:
         return [] if queued(gateway) == requests else [f"{queued(gateway)} wait"]
 
-    await settled(problems, within_seconds=10)
+    await settled(problems)
 
 
 class Asked:
@@ -147,7 +147,7 @@ async def test_two_tenants_take_turns(engine: ScriptedEngine, gateway_over: Gate
             queue = [each.tenant for each in gateway.app.slots["tiny"].queue]
             return [] if queue.count("quiet") == 5 else [str(Counter(queue))]
 
-        await settled(quiet_are_in, within_seconds=10)
+        await settled(quiet_are_in)
         gate.open_all()
         answers = await asked.answers()
         order = [json.loads(record.request.body)["user"] for record in engine.log.requests if record.path == CHAT]

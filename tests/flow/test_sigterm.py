@@ -14,6 +14,7 @@ from tests.doubles.http_requests import ParsedRequest
 from tests.doubles.raw_client import HangUp, RawClient, RawResponse, ask, request_bytes
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import HANG_SECONDS
 from tests.flow.conftest import chat
 
 CHAT = "/v1/chat/completions"
@@ -81,7 +82,7 @@ async def test_o_dsc_4_the_end_of_the_grace_time_is_said_in_band(engine: Scripte
         refused = await waiting
         assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
         assert await gateway.ended() == 0
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(HANG_SECONDS):
         await engine.log.requests[0].peer_closed.wait()
 
 

@@ -16,6 +16,7 @@ from tests.doubles.raw_client import HangUp, RawClient, RawResponse, request_byt
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import HANG_SECONDS
 from tests.flow.conftest import GatewayOver
 from tests.flow.surfaces import GENERATING, RESPONSES, asking, assert_error, is_whole
 
@@ -110,7 +111,7 @@ async def _left(place: Place, script: Script, point: str) -> None:
     seen = len(place.engine.log.requests)
     place.engine.script(script)
     await place.client.send(request_bytes(place.path, asking(place.path, stream=place.stream)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         record = await place.engine.request_arrived(seen + 1)
         await record.reached(point)
 
@@ -148,7 +149,7 @@ LEFT = [name for name in EXITS if name.startswith("left")]
 
 
 async def ready(gateway: RunningGateway) -> None:
-    async with asyncio.timeout(10), RawClient(gateway.url) as client:
+    async with asyncio.timeout(HANG_SECONDS), RawClient(gateway.url) as client:
         while (await client.ask("/readyz")).status != 200:
             await asyncio.sleep(0.01)
 

@@ -25,9 +25,9 @@ from serving.gatekeeper.settings import load_gatekeeper_settings
 from tests.doubles.kubernetes_api import CONFIG_MAPS, EVENTS, PODS, KubernetesApi
 from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import MetricValues
+from tests.doubles.settling import HANG_SECONDS, become
 from tests.gate.verdicts import GOOD
 from tests.gatekeeper.doubles import ToldJudge, add_gated, condition, digest_of, settings_for
-from tests.gatekeeper.test_controller import become
 
 APP = typer.Typer()
 register(APP)
@@ -159,13 +159,13 @@ async def test_the_process_judges_and_ends_when_told_to(api: KubernetesApi, conf
     )
     try:
         add_gated(api, "a")
-        await become(lambda: condition(api, "a") == ("False", "NotJudged"), within_seconds=60.0)
+        await become(lambda: condition(api, "a") == ("False", "NotJudged"))
         assert "the gate ended with status" in api.objects[PODS]["a"]["status"]["conditions"][-1]["message"]
         assert (await ask(f"http://127.0.0.1:{own_port}", "/livez")).status == 200
         metrics = MetricValues((await ask(f"http://127.0.0.1:{own_port}", "/metrics")).body.decode())
         assert metrics.sum("serving_gate_runs_total", result="error") >= 1
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 30.0) == 0
+        assert await asyncio.wait_for(process.wait(), HANG_SECONDS) == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -14,8 +14,8 @@ from serving.gatekeeper import controller as module
 from serving.gatekeeper.pods import CONDITION
 from serving.gatekeeper.run import Gatekeeper
 from tests.doubles.kubernetes_api import CONFIG_MAPS, EVENTS, LEASES, KubernetesApi
+from tests.doubles.settling import become
 from tests.gatekeeper.doubles import ToldJudge, add_gated, condition, settings_for
-from tests.gatekeeper.test_controller import become
 
 VERSIONS = ("1.28.0", "1.31.0", kubernetes_validate.latest_version())
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

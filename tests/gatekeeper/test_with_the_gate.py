@@ -15,9 +15,9 @@ from serving.gate.collected import write_collected
 from serving.gatekeeper.run import Gatekeeper
 from tests.doubles.kubernetes_api import CONFIG_MAPS, PODS, KubernetesApi
 from tests.doubles.numeric_engine import NumericEngine
+from tests.doubles.settling import become
 from tests.gate.conftest import FLOOR
 from tests.gatekeeper.doubles import add_gated, condition, digest_of, settings_for
-from tests.gatekeeper.test_controller import become
 
 RUN_SECONDS = 100.0
 
