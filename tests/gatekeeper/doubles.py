@@ -9,7 +9,7 @@ from serving.gate.verdict import Verdict
 from serving.gatekeeper.controller import JudgeFailed
 from serving.gatekeeper.pods import CONDITION, GatedPod, gated_pod
 from serving.gatekeeper.settings import GatekeeperSettings
-from tests.doubles.kubernetes_api import CONFIG_MAPS, PODS, KubernetesApi
+from tests.doubles.kubernetes_api import CONFIG_MAPS, EVENTS, PODS, KubernetesApi
 from tests.gate.verdicts import GOOD
 
 LEASE_SECONDS = 4.0
@@ -57,6 +57,11 @@ def condition(api: KubernetesApi, name: str) -> tuple[str, str] | None:
     """Status and reason."""
     conditions = api.objects[PODS][name]["status"]["conditions"]
     return next(((each["status"], each["reason"]) for each in conditions if each["type"] == CONDITION), None)
+
+
+def events(api: KubernetesApi) -> dict[str, str]:
+    """Message by reason. One is written a moment after the condition that it tells of."""
+    return {each["reason"]: each["message"] for each in api.objects[EVENTS].values()}
 
 
 def verdict_names(api: KubernetesApi) -> set[str]:
