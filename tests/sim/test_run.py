@@ -84,10 +84,17 @@ def test_an_idle_process_sleeps() -> None:
     port = free_ports(ENGINES)
     with running("--count", str(ENGINES), port=port) as process:
         watched = psutil.Process(process.pid)
-        before = sum(watched.cpu_times()[:2])
-        with pytest.raises(psutil.TimeoutExpired):
-            watched.wait(1.0)
-        assert sum(watched.cpu_times()[:2]) - before < 0.1
+        # It may have a little of its start to do yet. One that never sleeps is seen on a busy machine, too: it gets little of the
+        # processor there, but often.
+        assert until(lambda: turns_in_a_second(watched) < 1.0 * ENGINES, "it sleeps")
+
+
+def turns_in_a_second(process: psutil.Process) -> float:
+    """How often it had the processor, or for how many milliseconds, if that is more."""
+    turns, seconds = sum(process.num_ctx_switches()), sum(process.cpu_times()[:2])
+    with pytest.raises(psutil.TimeoutExpired):
+        process.wait(1.0)
+    return max(sum(process.num_ctx_switches()) - turns, 1000 * (sum(process.cpu_times()[:2]) - seconds))
 
 
 @pytest.mark.parametrize(("words", "is_whole"), [((), True), (("--drain-seconds", "0"), False)])
