@@ -20,7 +20,7 @@ from tests.doubles.simulated_engine import simulated_engine
 from tests.doubles.tiny_model import tiny_model
 
 CHAT = "/v1/chat/completions"
-DRAIN_SECONDS = 20
+DRAIN_SECONDS = 60
 Sigterm = Callable[[], Awaitable[None]]
 
 

@@ -21,7 +21,7 @@ from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import MetricValues
 from tests.doubles.settling import HANG_SECONDS
 
-START_SECONDS = 60
+START_SECONDS = 180.0
 
 
 class GatewayProcess:

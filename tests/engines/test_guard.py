@@ -296,7 +296,7 @@ def test_the_file_needs_nothing_but_the_standard_library_of_python_3_10(tmp_path
     (tmp_path / FILE.name).write_bytes(FILE.read_bytes())
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import serving_guard; print(serving_guard.Guard.__name__)"
     environ = {"SERVING_ENGINE_SECRET": SECRET}
-    run = subprocess.run([sys.executable, "-I", "-S", "-c", code], env=environ, capture_output=True, text=True, timeout=30)
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", code], env=environ, capture_output=True, text=True, timeout=180)
     assert (run.stdout.strip(), run.stderr) == ("Guard", "")
     ast.parse(FILE.read_text(), feature_version=(3, 10))
     assert sorted(path.name for path in GUARD_FOLDER.iterdir() if path.name != "__pycache__") == [FILE.name]
@@ -342,7 +342,7 @@ def test_the_printed_command_does_not_hold_the_secret() -> None:
             env={**os.environ, "SERVING_ENGINE_SECRET": SECRET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         assert run.returncode == 0, run.stderr
         assert GUARD in run.stdout
@@ -492,7 +492,7 @@ Direct = Callable[..., Answer]
 @pytest.fixture
 def direct(guarded: RealEngine) -> Iterator[Direct]:
     """Ask the engine over one connection: method, path exactly as it goes out, secret."""
-    connection = http.client.HTTPConnection(urlsplit(guarded.url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urlsplit(guarded.url).netloc, timeout=180)
 
     def once(method: str, path: str, secret: str | None = None, body: Any = None) -> Answer:
         headers = {} if secret is None else {HEADER: secret}

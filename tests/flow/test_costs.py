@@ -31,7 +31,7 @@ ACCELERATORS = {"mi355x": 2, "b200": 4, "epyc": 1, "spare": 1}
 RATES = {target: price * ACCELERATORS[target] / 3600 for target, price in TARGETS.items()}
 """Dollars of an endpoint for a second."""
 PRICES = {"models": {"tiny": {"prompt": 1.0, "output": 2.0}}}
-PATIENCE_SECONDS = 0.5
+PATIENCE_SECONDS = 2.0
 """How long the gateway waits for an answer to begin."""
 PARTS = ("prompt", "cached", "output")
 

@@ -31,7 +31,7 @@ from tests.flow.test_limit_store import be_patient, two_gateways, urls
 from tests.flow.test_limits import CHAT, limits
 from tests.tenancy.test_fair_queue import jain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 SLOTS = 8
 STEP_SECONDS = 0.02

@@ -22,7 +22,8 @@ from tests.flow.surfaces import GENERATING, RESPONSES, asking, assert_error, is_
 
 ROUNDS = 50
 LIMITS = {"in_flight": 1, "body_bytes": 4096}
-FAST = {"first_byte_timeout_seconds": 0.3, "idle_timeout_seconds": 0.3, "max_attempts": 1}
+FAST = {"first_byte_timeout_seconds": 1.5, "idle_timeout_seconds": 1.5, "max_attempts": 1}
+"""Long enough for good requests on a busy machine."""
 
 
 @dataclass
@@ -166,7 +167,6 @@ async def one_place(engine: ScriptedEngine, gateway_over: GatewayOver, path: str
             place.client.hang_up()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("path", GENERATING)
 async def test_o_can_2_the_slot_comes_back_on_every_exit(engine: ScriptedEngine, gateway_over: GatewayOver, path: str) -> None:
     """Each way to end equally often, shuffled; then at once a good request, where possible on the same connection."""
