@@ -112,7 +112,7 @@ class RawClient:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         try:
             await asyncio.get_running_loop().sock_connect(self._socket, self._address)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # who is cancelled while it dials leaves no socket, either
             self.hang_up()
             raise
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
