@@ -53,12 +53,13 @@ const COLUMNS = [
   ["Prefill tok/s", (e) => e.speed.prefill_tokens_per_second, rate],
   ["Decode tok/s", (e) => e.speed.decode_tokens_per_second, rate],
   ["$ / hour", (e) => e.dollars.per_hour, dollars],
-  ["$ / M output", (e) => e.dollars.per_million_output_tokens, dollars],
+  ["used $ / M output", (e) => e.dollars.per_million_output_tokens, dollars],
 ];
 const MEANINGS = {
   "In flight": "requests of this gateway", Running: "in the engine, of all gateways", Waiting: "in the engine's own queue",
   "KV cache": "used share of the engine's cache", Hits: "prompt tokens that the engine had cached", "Output tok/s": "as the engine says, now",
   "Prefill tok/s": "learned by routing", "Decode tok/s": "of all its requests together, learned by routing",
+  "used $ / M output": "the machine time that output took, without idle time and prompts",
 };
 const FIGURES = [
   ["Output", (p) => p.throughput.output, (v) => `${rate(v)} tok/s`],
@@ -66,7 +67,7 @@ const FIGURES = [
   ["First token, median", (p) => p.figures.ttft_p50_seconds, seconds],
   ["First token, 95 %", (p) => p.figures.ttft_p95_seconds, seconds],
   ["From cache", (p) => p.figures.cache_hit_rate, share],
-  ["$ / M output tokens", (p) => p.money.per_million_output_tokens, dollars],
+  ["used $ / M output tokens", (p) => p.money.per_million_output_tokens, dollars],
   ["Machines, an hour", (p) => p.money.per_hour, dollars],
   ["of it used", (p) => p.money.used_per_hour, dollars],
 ];
@@ -201,7 +202,7 @@ function show(state) {
   put($("waiting"), state.waiting, count);
   put($("requests"), state.requests_per_second, rate);
   put($("failed"), state.failed, count);
-  put($("unpriced"), state.unpriced.length ? `No price is set for ${state.unpriced.join(", ")}.` : "");
+  put($("unpriced"), state.unpriced.length ? `No price is set for ${state.unpriced.join(", ")}, so that there are no dollars of it: set routing.pools.${state.unpriced[0]}.dollars_per_hour, of one engine, in the gateway's settings.` : "");
   draw($("output-chart"), $("output-most"), state.history, "output_tokens_per_second", "Output tokens per second");
   draw($("prompt-chart"), $("prompt-most"), state.history, "prompt_tokens_per_second", "Prompt tokens per second");
   each($("pool-list"), state.pools, (pool) => JSON.stringify([pool.name, pool.model, pool.target]), makePool, fillPool);
