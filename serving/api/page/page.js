@@ -67,7 +67,7 @@ const FIGURES = [
   ["First token, median", (p) => p.figures.ttft_p50_seconds, seconds],
   ["First token, 95 %", (p) => p.figures.ttft_p95_seconds, seconds],
   ["From cache", (p) => p.figures.cache_hit_rate, share],
-  ["used $ / M output tokens", (p) => p.money.per_million_output_tokens, dollars],
+  ["used $ / M output", (p) => p.money.per_million_output_tokens, dollars],
   ["Machines, an hour", (p) => p.money.per_hour, dollars],
   ["of it used", (p) => p.money.used_per_hour, dollars],
 ];
@@ -151,6 +151,22 @@ function fillError({ node, values }, failure) {
   node.dataset.kind = failure.status >= 400 && failure.status < 500 ? "warn" : "bad";
 }
 
+// Tenants
+
+const TENANT_COLUMNS = [
+  ["Tenant", (t) => t.name, String], ["Requests", (t) => t.requests, count], ["Prompt tokens", (t) => t.prompt_tokens, count],
+  ["Output tokens", (t) => t.output_tokens, count], ["used $", (t) => t.used_dollars, dollars], ["charged $", (t) => t.charged_dollars, dollars],
+];
+function makeTenant() {
+  const values = TENANT_COLUMNS.map(() => element("span"));
+  const node = element("tr", {}, ...values.map((value, place) => element("td", { "data-label": TENANT_COLUMNS[place][0] }, value)));
+  return { node, values };
+}
+
+function fillTenant({ values }, tenant) {
+  TENANT_COLUMNS.forEach(([, read, words], place) => put(values[place], read(tenant), words));
+}
+
 // Charts: steps of five minutes, the newest at the right
 
 const SPAN = 300;
@@ -209,6 +225,10 @@ function show(state) {
   each($("error-rows"), state.errors, (failure) => `${failure.request_id} ${failure.at.toFixed(1)}`, makeError, fillError);
   $("no-errors").hidden = state.errors.length > 0;
   $("error-box").hidden = state.errors.length === 0;
+  each($("tenant-rows"), state.tenants, (tenant) => tenant.name, makeTenant, fillTenant);
+  $("no-tenants").hidden = state.tenants.length > 0;
+  $("tenant-box").hidden = state.tenants.length === 0;
+  put($("more-tenants"), state.more_tenants ? `and ${state.more_tenants} more` : "");
   announce(state);
   offer(state.playground);
 }
