@@ -218,7 +218,7 @@ function show(state) {
   put($("waiting"), state.waiting, count);
   put($("requests"), state.requests_per_second, rate);
   put($("failed"), state.failed, count);
-  put($("unpriced"), state.unpriced.length ? `No price is set for ${state.unpriced.join(", ")}, so that there are no dollars of it: set routing.pools.${state.unpriced[0]}.dollars_per_hour, of one engine, in the gateway's settings.` : "");
+  put($("unpriced"), state.unpriced.length ? `No price is set for ${state.unpriced.join(", ")}, so that there are no dollars of it. In the gateway's settings that is targets.TARGET.dollars_per_accelerator_hour, or routing.pools.POOL.dollars_per_hour for a whole engine.` : "");
   draw($("output-chart"), $("output-most"), state.history, "output_tokens_per_second", "Output tokens per second");
   draw($("prompt-chart"), $("prompt-most"), state.history, "prompt_tokens_per_second", "Prompt tokens per second");
   each($("pool-list"), state.pools, (pool) => JSON.stringify([pool.name, pool.model, pool.target]), makePool, fillPool);
