@@ -31,7 +31,7 @@ PROFILES = {"mi355x": ("glm-5.2-mxfp4-mi355x", "rocm-mi355x"), "b200": ("glm-5.2
 TERMS: dict[str, dict[str, Any]] = {
     "red": {"limits": {"dollars_per_day": 100.0, "tokens_per_minute": 10_000_000}},
     "blue": {"priority": "interactive"},
-    "green": {"limits": {"requests_per_minute": 20}},
+    "green": {"limits": {"requests_per_minute": 3}},
 }
 
 

@@ -145,8 +145,12 @@ async def in_detail(server: Prometheus) -> None:
         f"sum by (pool) (serving:{part}_dollars_per_hour:rate5m)" for part in ("used", "idle", "failed", "bill")
     )
     parts = f"({used} + on (pool) {idle} + on (pool) ({failed} or {bill} * 0)) / on (pool) {bill}"
-    # A request's share is counted at its end, which is much in a window of seconds.
+    # A request's share is counted at its end, which is much in a window of seconds; an hour has it to 1 % (test_hour).
     assert await values(parts, "pool") == {pool: pytest.approx(1, rel=0.15) for pool in await values(bill, "pool")}
+    # What one scrape says holds without a window: no more was spent than there was to pay.
+    taken = "sum by (pool) (serving_used_dollars_total) + on (pool) sum by (pool) (serving_failed_dollars_total)"
+    shares = await values(f"({taken}) / on (pool) sum by (pool) (serving_bill_dollars_total)", "pool")
+    assert all(0 < share <= 1 for share in shares.values()) and shares.keys() == (await values(bill, "pool")).keys(), shares
     outcomes = await values("sum by (outcome) (serving_requests_total)", "outcome")
     assert {"ok", "not_found", "rate_limited"} <= set(outcomes)
     ratio = await values("serving:dollars_per_million_tokens:times_cheapest{kind='total'}", "target")
