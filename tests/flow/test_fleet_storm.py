@@ -168,7 +168,7 @@ async def test_a_rolling_restart_loses_no_request() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 async def test_rolling_restarts_under_30000_requests() -> None:
     await rolling_restart(requests=30_000, at_once=40, streams_at_once=20)
 
