@@ -15,6 +15,7 @@ from tests.doubles.raw_client import ask
 
 PROFILE, MODEL = "smollm2-135m-cpu", "smollm2-135m-instruct"
 START_SECONDS = 180.0
+"""Far more than it takes: machines that run tests are busy."""
 
 
 class SimulatedProcess:
