@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from serving.ledger_settings import DatabaseSettings
 from serving.settings import Settings
 from serving.sim.rates import Rates
 from serving.tenancy.database.open import open_database
+from serving.tenancy.usage import read_usage
 from tests.doubles.raw_client import HangUp, RawClient, ask, request_bytes
 from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.script import Script
@@ -172,6 +174,12 @@ async def test_metrics_ledger_and_tenants_say_the_same(tmp_path: Path) -> None:
     ((failed,),) = database.execute("SELECT sum(machine_failed_nanodollars) FROM serving_ledger")
     assert failed / 1e9 == pytest.approx(scrape.sum("serving_failed_dollars_total"), rel=1e-3)
     assert failed > 0
+    everything = {"since": datetime.fromtimestamp(0, UTC), "until": datetime.now(UTC)}
+    by_pool = {row.group[0]: row.machine_failed_dollars or 0.0 for row in read_usage(database, by=("pool",), **everything)}
+    several = by_pool.get("(several)", 0.0)
+    for pool in TARGETS:
+        failed_there = scrape.sum("serving_failed_dollars_total", pool=pool)
+        assert failed_there - several - 1e-6 <= by_pool.get(pool, 0.0) <= failed_there + 1e-6, pool
     charges = "coalesce(prompt_nanodollars, 0) + coalesce(cached_nanodollars, 0) + coalesce(output_nanodollars, 0)"
     ((charged,),) = database.execute(f"SELECT sum({charges}) FROM serving_ledger")
     assert charged / 1e9 == pytest.approx(scrape.sum("serving_tenant_charged_dollars_total"), rel=1e-3)

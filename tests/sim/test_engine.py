@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -60,6 +61,23 @@ async def test_adapters_are_models_with_a_parent_and_caches_of_their_own() -> No
         ((labels, _),) = (await samples(engine, "vllm:lora_requests_info")).items()
         assert dict(labels) == {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
         assert (await ask(engine.url, "/v1/load_lora_adapter", {"lora_name": "y"})).status == 404
+
+
+async def test_greedy_answers_repeat_and_sampled_ones_do_not() -> None:
+    async with simulated_engine() as engine, simulated_engine() as other:
+
+        async def answers(*engines: SimulatedEngine, **more: Any) -> list[str]:
+            """Texts and log-probabilities."""
+            body = asking(logprobs=True, top_logprobs=2, **more)
+            found = [(await ask(each.url, CHAT, body)).json["choices"][0] for each in engines]
+            return [json.dumps([each["message"]["content"], each["logprobs"]]) for each in found]
+
+        both, thrice = (engine, engine, other), (engine, engine, engine)
+        assert len(set(await answers(*both, temperature=0))) == 1
+        assert len(set(await answers(*both, temperature=0.7, seed=3))) == 1
+        assert len(set(await answers(*thrice, temperature=0.7))) == 3
+        assert len(set(await answers(*thrice))) == 3
+        assert await answers(engine, seed=3) != await answers(engine, seed=4)
 
 
 async def test_adapters_come_and_go_where_that_is_allowed() -> None:
