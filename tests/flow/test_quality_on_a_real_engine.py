@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from serving import cli
 from serving.fleet.known_answers import Reference, read_reference
 from serving.settings import Settings
-from tests.doubles.raw_client import ask
+from tests.doubles.raw_client import RawClient, RawResponse, ask
 from tests.doubles.real_engine import LOADS_WEIGHTS, RealEngine, load_weights, running_engine
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.settling import settled
@@ -30,7 +30,8 @@ SOAK_SECONDS = float(os.environ.get("SERVING_TEST_SOAK_SECONDS", "3600"))
 RESTART_SECONDS = min(300.0, SOAK_SECONDS / 4)
 """Between two restarts of the engine in the long run."""
 LONG_START_SECONDS = 600.0
-"""In the long run, where a slow start proves nothing about answers."""
+PATIENCE_SECONDS = 120.0
+"""Of users. On a machine with other work an engine may start and answer slowly, which proves nothing about its answers."""
 
 
 def settings_over(url: str, references: Path | None) -> Settings:
@@ -59,6 +60,11 @@ def asked(number: int, chance: random.Random) -> dict[str, Any]:
     }
 
 
+async def patiently(gateway: RunningGateway, body: dict[str, Any]) -> RawResponse:
+    async with RawClient(gateway.url, receive_seconds=PATIENCE_SECONDS) as client:
+        return await client.ask("/v1/chat/completions", body)
+
+
 @contextlib.asynccontextmanager
 async def load(gateway: RunningGateway) -> AsyncIterator[list[int]]:
     """Users who come and go: from one to eight at a time. What they got."""
@@ -70,7 +76,7 @@ async def load(gateway: RunningGateway) -> AsyncIterator[list[int]]:
         while not over.is_set():
             width = chance.choice((1, 2, 4, 8))
             bodies = [asked(len(statuses) + number, chance) for number in range(width)]
-            answers = await asyncio.gather(*(ask(gateway.url, "/v1/chat/completions", body) for body in bodies))
+            answers = await asyncio.gather(*(patiently(gateway, body) for body in bodies))
             statuses.extend(answer.status for answer in answers)
 
     task = asyncio.create_task(burst())
