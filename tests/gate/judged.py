@@ -15,7 +15,7 @@ from serving.settings import catalog_dir
 from tests.gate.campaign import BROKEN, BROKEN_W4A4, MATCHED, Campaign, original_model, say
 
 RULES, TARGET = "smollm2-135m", "cpu-epyc"
-HONEST_REPEATS = {"bf16": 4, "nvfp4a16": 4, "mxfp4a16": 4, "int4": 4, "int8": 4}
+HONEST_REPEATS = {"bf16": 4, "nvfp4a16": 4, "mxfp4a16": 4, "int4": 4, "int8": 4, "nvfp4": 4}
 NOT_MATCHED = ("int8", "nvfp4", "mxfp4")
 """Formats that round activations: judged beside a stored honest run, each measured from the original."""
 STORED = {name: f"{name}-float32" for name in NOT_MATCHED}
