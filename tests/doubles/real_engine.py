@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -22,6 +23,9 @@ START_SECONDS = 180.0
 STOP_SECONDS = 20.0
 UNSPINNING = Path(__file__).parent / "unspinning_engine"
 """Its `sitecustomize` keeps the engine from starving the machine; it says how."""
+
+LOADS_WEIGHTS = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Opens vLLM's route for loading other weights into a running engine."""
 
 
 class EngineDied(Exception):
@@ -77,6 +81,20 @@ def running_engine(
         yield RealEngine(url, MODEL_NAME, process.pid, log, time.monotonic() - began, max_model_len)
     finally:
         _stop(process)
+
+
+def load_weights(engine: RealEngine, checkpoint: Path) -> None:
+    """Other weights into a running engine that was started with LOADS_WEIGHTS, and nothing kept of the ones before."""
+    _post(engine, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}})
+    _post(engine, "/reset_prefix_cache", {})
+
+
+def _post(engine: RealEngine, path: str, body: dict[str, object]) -> None:
+    request = urllib.request.Request(
+        engine.url + path, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        answer.read()
 
 
 def free_port() -> int:

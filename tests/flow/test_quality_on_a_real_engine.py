@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from serving import cli
 from serving.fleet.known_answers import Reference, read_reference
 from serving.settings import Settings
-from tests.doubles.raw_client import ask
-from tests.doubles.real_engine import RealEngine, running_engine
+from tests.doubles.raw_client import RawClient, RawResponse, ask
+from tests.doubles.real_engine import LOADS_WEIGHTS, RealEngine, load_weights, running_engine
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.settling import settled
 from tests.doubles.tiny_model import tiny_model
@@ -29,6 +29,9 @@ SHORT_SECONDS = 15.0
 SOAK_SECONDS = float(os.environ.get("SERVING_TEST_SOAK_SECONDS", "3600"))
 RESTART_SECONDS = min(300.0, SOAK_SECONDS / 4)
 """Between two restarts of the engine in the long run."""
+LONG_START_SECONDS = 600.0
+PATIENCE_SECONDS = 120.0
+"""Of users. On a machine with other work an engine may start and answer slowly, which proves nothing about its answers."""
 
 
 def settings_over(url: str, references: Path | None) -> Settings:
@@ -57,6 +60,11 @@ def asked(number: int, chance: random.Random) -> dict[str, Any]:
     }
 
 
+async def patiently(gateway: RunningGateway, body: dict[str, Any]) -> RawResponse:
+    async with RawClient(gateway.url, receive_seconds=PATIENCE_SECONDS) as client:
+        return await client.ask("/v1/chat/completions", body)
+
+
 @contextlib.asynccontextmanager
 async def load(gateway: RunningGateway) -> AsyncIterator[list[int]]:
     """Users who come and go: from one to eight at a time. What they got."""
@@ -68,7 +76,7 @@ async def load(gateway: RunningGateway) -> AsyncIterator[list[int]]:
         while not over.is_set():
             width = chance.choice((1, 2, 4, 8))
             bodies = [asked(len(statuses) + number, chance) for number in range(width)]
-            answers = await asyncio.gather(*(ask(gateway.url, "/v1/chat/completions", body) for body in bodies))
+            answers = await asyncio.gather(*(patiently(gateway, body) for body in bodies))
             statuses.extend(answer.status for answer in answers)
 
     task = asyncio.create_task(burst())
@@ -112,20 +120,34 @@ async def test_load_and_other_batches_raise_no_alarm(real_engine: RealEngine, tm
         assert set(statuses) <= {200} and inside >= 5 and outside == 0
 
 
-@pytest.mark.timeout(300)
-async def test_an_engine_with_one_wrong_matrix_is_found(real_engine: RealEngine, tmp_path: Path) -> None:
-    """Known answers of the sound engine; then another one with a matrix of one layer doubled answers at the pool's address."""
+@pytest.mark.timeout(600)
+async def test_an_engine_that_begins_to_answer_wrongly_under_load_is_reported_within_three_probes(tmp_path: Path) -> None:
+    """Known answers of the sound engine; then, among its users' requests, it loads weights with one matrix doubled."""
     path = tmp_path / "probes.json"
-    await known_answers(real_engine.url, path)
     broken = await asyncio.to_thread(doubled, tmp_path / "broken")
-    engine = running_engine(broken, tmp_path / "engine.log")
+    log = tmp_path / "engine.log"
+    engine = running_engine(tiny_model(), log, environment=LOADS_WEIGHTS, start_seconds=LONG_START_SECONDS)
     started = await asyncio.to_thread(engine.__enter__)
     try:
+        await known_answers(started.url, path)
         async with RunningGateway(settings_over(started.url, path)) as gateway:
-            await says(gateway, False)
+            async with load(gateway) as statuses:
+                await says(gateway, True)
+                assert await outside(gateway) == 0
+                await asyncio.to_thread(load_weights, started, broken)
+                reloaded = time.monotonic()
+                await says(gateway, False)
+                periods = (time.monotonic() - reloaded) / PERIOD_SECONDS
+                probes, before = await outside(gateway), len(statuses)
+            print(f"reported after {probes:g} probes, {periods:.1f} periods, {before} requests, {set(statuses)}")
+            assert probes <= 3
             assert (await ask(gateway.url, "/v1/chat/completions", asked(1, random.Random(1)))).status == 503
     finally:
         await asyncio.to_thread(engine.__exit__, None, None, None)
+
+
+async def outside(gateway: RunningGateway) -> float:
+    return (await gateway.metrics()).sum("serving_quality_probes_total", result="outside")
 
 
 def doubled(target: Path) -> Path:
@@ -151,7 +173,7 @@ async def test_an_hour_of_load_restarts_and_batches_raises_no_alarm(tmp_path: Pa
     ended = time.monotonic() + SOAK_SECONDS
     counts = {"inside": 0.0, "outside": 0.0, "requests": 0.0, "restarts": -1.0}
     while time.monotonic() < ended:
-        engine = running_engine(tiny_model(), tmp_path / "engine.log")
+        engine = running_engine(tiny_model(), tmp_path / "engine.log", start_seconds=LONG_START_SECONDS)
         started = await asyncio.to_thread(engine.__enter__)
         try:
             if not path.exists():
@@ -164,7 +186,7 @@ async def test_an_hour_of_load_restarts_and_batches_raises_no_alarm(tmp_path: Pa
                     counts[result] += metrics.sum("serving_quality_probes_total", result=result)
                 counts["requests"] += len(statuses)
                 counts["restarts"] += 1
+                print(counts, flush=True)
         finally:
             await asyncio.to_thread(engine.__exit__, None, None, None)
-    print(counts)
     assert counts["inside"] > 10 * max(1.0, counts["outside"])

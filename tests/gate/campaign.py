@@ -7,10 +7,8 @@ all judgements are made from the files.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +21,8 @@ from serving.gate.checkpoints.quantize import quantize
 from serving.gate.collect import CollectOptions, collect
 from serving.gate.collected import Collected, read_collected, write_collected
 from serving.settings import cache_dir, catalog_dir
-from tests.doubles.real_engine import MODEL_NAME, RealEngine, running_engine
-from tests.gate.sabotage import SABOTAGES
+from tests.doubles.real_engine import LOADS_WEIGHTS, MODEL_NAME, RealEngine, load_weights, running_engine
+from tests.gate.sabotage import INPUT_SCALES, SABOTAGES
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugins" / "fp4cpu"
 MODEL, CHECKPOINT = "smollm2-135m-instruct", "bf16"
@@ -32,23 +30,27 @@ QUANTIZED = ("nvfp4a16", "mxfp4a16", "int8", "nvfp4", "mxfp4", "int4")
 MATCHED = ("nvfp4a16", "mxfp4a16", "int4")
 """Formats that leave activations alone: their expanded weights give what a right engine gives."""
 BROKEN = tuple(sabotage.name for sabotage in SABOTAGES)
-ARGUMENTS = {
+FLOAT32 = tuple(f"{name}-float32" for name in QUANTIZED)
+"""Another honest implementation of each: same weights, same rounding of activations, other arithmetic."""
+ARGUMENTS: dict[str, tuple[str, ...]] = {
     "silent-no-op": ("--quantization", "int8_per_channel_weight_only"),  # vLLM takes it, says so, and leaves a dense model alone
-    "nvfp4a16-float32": ("--dtype", "float32"),
-    "nvfp4-float32": ("--dtype", "float32"),
+    **dict.fromkeys(FLOAT32, ("--dtype", "float32")),
 }
 """Of engines that are started otherwise than by their checkpoint alone."""
-SAME_CHECKPOINT = {"silent-no-op": "bf16", "nvfp4a16-float32": "nvfp4a16", "nvfp4-float32": "nvfp4"}
-"""…-float32 stands for another honest implementation: same weights, same rounding of activations, other arithmetic."""
+SAME_CHECKPOINT = {"silent-no-op": "bf16"} | {name: name.removesuffix("-float32") for name in FLOAT32}
+OTHER_WEIGHTS = ("roll-scales", "double-matrix", "wrong-table", "swap-heads", "stale-layer")
+"""Sabotages that change weights and nothing else."""
+BROKEN_W4A4 = {f"nvfp4-{name}": name for name in (*OTHER_WEIGHTS, INPUT_SCALES.name)}
+"""The same of the format that rounds activations: what is seen there by the stored run, and what is not."""
+EVERYTHING = ["bf16", *QUANTIZED, *(f"expanded-{name}" for name in MATCHED), *BROKEN, *BROKEN_W4A4, *FLOAT32]
 SHAPES = ((64, 1), (256, 2), (512, 4), (1024, 4))
 """Tokens scored at once and answers at a time, in turn."""
-RELOADED = dict.fromkeys(("roll-scales", "double-matrix", "wrong-table", "swap-heads", "stale-layer"), "nvfp4a16")
-"""Checkpoints with other weights and nothing else: one engine loads them one after another, through vLLM's own loader."""
+RELOADED = dict.fromkeys(OTHER_WEIGHTS, "nvfp4a16") | dict.fromkeys(BROKEN_W4A4, "nvfp4")
+"""One engine loads them one after another, through vLLM's own loader."""
 MAX_MODEL_LEN = 2048
 START_SECONDS = 900.0
 """On a machine that others use as well."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGIN), "VLLM_SERVER_DEV_MODE": "1"}
-"""The last one opens vLLM's route for loading other weights."""
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGIN)} | LOADS_WEIGHTS
 Report = Callable[[str], None]
 
 
@@ -82,8 +84,9 @@ class Campaign:
         else:
             partial = path.with_name(f"{name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
-            (sabotage,) = (sabotage for sabotage in SABOTAGES if sabotage.name == name)
-            sabotage.write(self.checkpoint("nvfp4a16"), self.original, partial)
+            broken = BROKEN_W4A4.get(name, name)
+            (sabotage,) = (sabotage for sabotage in (*SABOTAGES, INPUT_SCALES) if sabotage.name == broken)
+            sabotage.write(self.checkpoint("nvfp4" if name in BROKEN_W4A4 else "nvfp4a16"), self.original, partial)
             partial.rename(path)
 
     def collected(self, name: str, repeat: int = 0) -> Collected:
@@ -148,20 +151,6 @@ class Campaign:
         return self.folder / "collected" / f"{name}-{number}.json"
 
 
-def load_weights(engine: RealEngine, checkpoint: Path) -> None:
-    """Other weights into a running engine of ENVIRONMENT, and nothing kept of the ones before."""
-    _post(engine, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}})
-    _post(engine, "/reset_prefix_cache", {})
-
-
-def _post(engine: RealEngine, path: str, body: dict[str, object]) -> None:
-    request = urllib.request.Request(
-        engine.url + path, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        answer.read()
-
-
 def original_model(report: Report) -> Path:
     """SmolLM2 in bfloat16, as `serving up` keeps it."""
     from serving.engines.weights import find_model
@@ -175,7 +164,7 @@ def say(line: str) -> None:
 
 def main(folder: Path, names: list[str]) -> None:
     campaign = Campaign(folder, original_model(say), say)
-    for name in names or ["bf16", *QUANTIZED, *(f"expanded-{name}" for name in MATCHED), *dict.fromkeys([*BROKEN, *ARGUMENTS])]:
+    for name in names or EVERYTHING:
         label, _, count = name.partition(":")
         campaign.repeats(label, int(count or 1))
 

@@ -19,6 +19,7 @@ Tensors = dict[str, Any]
 Config = dict[str, Any]
 
 ROPE_FACTOR = 0.1
+INPUT_SCALE_FACTOR = 1 / 64
 SIX, FOUR = 7, 6
 """Codes of E2M1: the largest value and the one below."""
 
@@ -128,6 +129,16 @@ def other_template(honest: Path, original: Path, out: Path) -> None:
         raise AssertionError(f"{honest} has no chat template that this can change")
 
 
+def input_scales(honest: Path, original: Path, out: Path) -> None:
+    """The stored scale of every matrix's activations (NVFP4 W4A4) is a 64th: their groups' scales lose their finest steps."""
+
+    def change(tensors: Tensors, config: Config) -> None:
+        for name in [name for name in tensors if name.endswith(".input_global_scale")]:
+            tensors[name] = tensors[name] * INPUT_SCALE_FACTOR
+
+    _change(honest, out, change)
+
+
 SABOTAGES = (
     Sabotage("roll-scales", "one matrix's scales rolled by a group", roll_scales),
     Sabotage("double-matrix", "one matrix doubled", double_matrix),
@@ -138,6 +149,9 @@ SABOTAGES = (
     Sabotage("silent-no-op", "a quantization that silently did nothing", silent_no_op),
     Sabotage("other-template", "a chat template changed", other_template),
 )
+
+INPUT_SCALES = Sabotage("input-scales", "wrong scales of all activations", input_scales)
+"""Of formats that keep such scales, beside the eight."""
 
 
 def _down(config: Config) -> str:

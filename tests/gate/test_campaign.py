@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate.campaign import BROKEN, MATCHED, Campaign, original_model, say
+from tests.gate.campaign import BROKEN, BROKEN_W4A4, MATCHED, Campaign, original_model, say
 from tests.gate.judged import HONEST_REPEATS, NOT_MATCHED, judged, said_by
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(4 * 3600)]
@@ -27,6 +27,16 @@ EXPLANATIONS = {
     "other-template": ("tokens", "the chat template changed (plain texts have the same tokens)"),
 }
 """The finding that must fail first, and words that it must say."""
+
+BESIDE_ANOTHER_IMPLEMENTATION = {
+    "nvfp4-roll-scales": "pass",  # drowns in the noise of rounded activations, as the verdict says
+    "nvfp4-input-scales": "not_decided",
+    "nvfp4-double-matrix": "fail",
+    "nvfp4-swap-heads": "fail",
+    "nvfp4-stale-layer": "fail",
+    "nvfp4-wrong-table": "fail",
+}
+"""What a stored run sees of broken W4A4 where it came from an engine with other arithmetic."""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +68,19 @@ def test_each_sabotage_fails_and_is_explained(campaign: Campaign, name: str) -> 
     finding, words = EXPLANATIONS[name]
     assert found.reason.startswith(f"{finding}: ")
     assert words in found.reason
+
+
+@pytest.mark.parametrize(("name", "outcome"), BESIDE_ANOTHER_IMPLEMENTATION.items())
+def test_broken_w4a4_beside_another_implementation(campaign: Campaign, name: str, outcome: str) -> None:
+    found = judged(campaign, name)
+    assert found.outcome == outcome, found.reason
+    assert any(line.startswith("one wrong scale in one matrix") for line in found.blind)
+
+
+@pytest.mark.parametrize("name", BROKEN_W4A4)
+def test_all_broken_w4a4_fails_beside_the_same_engine(campaign: Campaign, name: str) -> None:
+    found = judged(campaign, name, same_engine=True)
+    assert found.outcome == "fail" and "repeat.kl" in {finding.name for finding in found.findings if finding.outcome == "fail"}
 
 
 def test_twenty_repeats_of_good_candidates_give_no_false_fail(campaign: Campaign) -> None:

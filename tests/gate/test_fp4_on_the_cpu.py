@@ -19,8 +19,8 @@ from serving.gate.evidence import Evidence
 from serving.gate.judge import judge
 from serving.gate.verdict import Verdict
 from serving.settings import catalog_dir
-from tests.doubles.real_engine import MODEL_NAME, RealEngine, running_engine
-from tests.gate.campaign import ENVIRONMENT, START_SECONDS, load_weights
+from tests.doubles.real_engine import MODEL_NAME, RealEngine, load_weights, running_engine
+from tests.gate.campaign import ENVIRONMENT, START_SECONDS
 from tests.gate.quantized import mixed_tiny
 from tests.gate.sabotage import double_matrix
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.doubles.tiny_model import tiny_model
 from tests.gate.quantized import quantized_tiny
-from tests.gate.sabotage import SABOTAGES, Sabotage
+from tests.gate.sabotage import INPUT_SCALES, SABOTAGES, Sabotage
 
 pytestmark = pytest.mark.engine
 
@@ -107,3 +107,19 @@ def test_a_template_that_cannot_be_changed_is_no_sabotage(tmp_path: Path) -> Non
     """The tiny model has no `<|im_start|>`."""
     with pytest.raises(AssertionError, match="has no chat template that this can change"):
         by_name("other-template").write(quantized_tiny("nvfp4a16"), tiny_model(), tmp_path / "broken")
+
+
+def test_wrong_input_scales_are_all_that_changes(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from tests.gate.packed import write_checkpoint
+
+    honest = write_checkpoint(tmp_path / "honest", "nvfp4", layers__0__input_global_scale=torch.tensor([64.0]))
+    INPUT_SCALES.write(honest, tmp_path, tmp_path / "broken")
+    before, after = (load_file(folder / "model.safetensors") for folder in (honest, tmp_path / "broken"))
+    assert after.pop("layers.0.input_global_scale").tolist() == [1.0] and before.pop("layers.0.input_global_scale").tolist() == [
+        64.0
+    ]
+    assert before.keys() == after.keys()
+    assert all(before[name].view(torch.uint8).equal(after[name].view(torch.uint8)) for name in before)
