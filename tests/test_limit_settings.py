@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from serving.settings import Settings
+from serving.tenancy.shared_quotas import CONNECT_SECONDS
 
 STORE = "redis://:secret@redis:6379/0"
 
@@ -62,3 +63,8 @@ def test_dollars_need_a_price() -> None:
     models = {"other": {"fallbacks": ["tiny"]}}
     text = refusal(endpoints=[endpoint()], models=models, tenants=other)
     assert "'tiny'" in text, "what may answer in its place costs, too"
+
+
+def test_a_store_that_is_back_is_used_again_within_five_seconds() -> None:
+    Settings.model_validate({"limits": {"store": {"url": STORE, "replicas": 2, "retry_seconds": 4}}})
+    assert 4 + CONNECT_SECONDS <= 5

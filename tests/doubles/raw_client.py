@@ -13,11 +13,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
+from tests.doubles.settling import HANG_SECONDS
+
 End = Literal["complete", "fin", "rst", "truncated", "malformed"]
 """How a body ended: as its framing says, by FIN where that is its framing, by a reset, cut short, or framed wrongly."""
 
 
-RECEIVE_SECONDS = 10
+RECEIVE_SECONDS = HANG_SECONDS
 """A peer that is silent for longer fails the test here, where it can be seen."""
 
 
@@ -110,7 +112,7 @@ class RawClient:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         try:
             await asyncio.get_running_loop().sock_connect(self._socket, self._address)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # who is cancelled while it dials leaves no socket, either
             self.hang_up()
             raise
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
