@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from serving.settings import Settings
-from tests.chart.conftest import MIXED_POOLS, VALUES, outside_the_pod
+from tests.chart.conftest import COMMIT, MIXED_POOLS, VALUES, outside_the_pod
 from tests.doubles.tools import Helm, container, only, tool
 
 pytestmark = pytest.mark.chart
@@ -129,6 +129,18 @@ def test_gateways_wait_for_no_engine_of_a_pool_that_is_scaled_to_nothing(helm: H
         settings = yaml.safe_load(only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
         found = {pool.name: pool.may_be_empty for pool in Settings.model_validate(outside_the_pod(settings)).pools}
         assert found == {"asleep": True, "awake": False, "off": True, "on-its-own": False}
+
+
+def test_helms_test_knows_which_models_may_sleep(helm_4: Helm) -> None:
+    asleep = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
+    pools = [
+        {"name": "a", "profile": "smollm2-135m-cpu"},
+        {"name": "b", "profile": "smollm2-135m-epyc-9005", **asleep},
+        {"name": "c", "profile": "qwen3-0.6b-cpu", "revision": COMMIT, **asleep},
+    ]
+    prometheus = {"autoscaling": {"prometheus": {"address": "http://p:9090"}}}
+    args = only(helm_4.template({"pools": pools, **prometheus}), "Pod", "-test")["spec"]["containers"][0]["args"]
+    assert args[2:] == ["120", "smollm2-135m-instruct", "--may-sleep", "qwen3-0.6b"]
 
 
 def test_gateways_are_scaled_by_one_thing_only(helm: Helm) -> None:
