@@ -125,7 +125,7 @@ async def test_dollars_are_those_of_the_series_and_their_parts_sum_up(engine: Sc
             money = (await state_of(gateway))["money"]
             return [] if money["per_million_output_tokens"] else [str(money)]
 
-        await settled(priced, within_seconds=5.0)
+        await settled(priced)
         state = await state_of(gateway)
         money = state["money"]
         assert money["per_hour"] == pytest.approx(36.0, rel=0.2), "what it costs, over a window of a second"
@@ -141,7 +141,7 @@ async def test_throughput_is_the_engines_own_where_all_of_them_tell(engine: Scri
         async def told() -> list[str]:
             return [] if (await state_of(gateway))["throughput"]["of_engines"] else ["not yet"]
 
-        await settled(told, within_seconds=5.0)
+        await settled(told)
 
 
 async def test_models_that_can_chat_are_offered(engine: ScriptedEngine) -> None:

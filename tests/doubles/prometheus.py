@@ -18,7 +18,7 @@ import yaml
 from tests.doubles.real_engine import free_port
 from tests.doubles.tools import tool
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 SCRAPE_INTERVAL = "1s"
 
 

@@ -13,7 +13,7 @@ from typing import Self
 from tests.doubles.raw_client import ask
 
 PROFILE, MODEL = "smollm2-135m-cpu", "smollm2-135m-instruct"
-START_SECONDS = 60
+START_SECONDS = 180.0
 
 
 class SimulatedProcess:

@@ -31,7 +31,7 @@ ACCELERATORS = {"mi355x": 2, "b200": 4, "epyc": 1, "spare": 1}
 RATES = {target: price * ACCELERATORS[target] / 3600 for target, price in TARGETS.items()}
 """Dollars of an endpoint for a second."""
 PRICES = {"models": {"tiny": {"prompt": 1.0, "output": 2.0}}}
-PATIENCE_SECONDS = 0.5
+PATIENCE_SECONDS = 2.0
 """How long the gateway waits for an answer to begin."""
 PARTS = ("prompt", "cached", "output")
 
@@ -206,7 +206,7 @@ async def test_a_kind_of_token_costs_what_the_machine_takes_for_it(stream: bool)
 
 async def test_gateways_in_front_of_one_engine_share_its_time(engine: ScriptedEngine) -> None:
     """Each sees its own requests and what the engine says of all: together they account for its time once, not twice."""
-    engine.default = Script(itl_seconds=0.02, chunks=400)
+    engine.default = Script(itl_seconds=0.02, chunks=4000)
     endpoint = {"name": "e1", "url": engine.url, "model": "tiny", "target": "own"}
     settings = Settings.model_validate(
         {
@@ -219,22 +219,20 @@ async def test_gateways_in_front_of_one_engine_share_its_time(engine: ScriptedEn
         gateways = (one, other, other)
         clients = [await stack.enter_async_context(RawClient(gateway.url)) for gateway in gateways]
         for client in clients:
-            await client.send(request_bytes(CHAT, chat(stream=True, max_tokens=400)))
+            await client.send(request_bytes(CHAT, chat(stream=True, max_tokens=4000)))
 
         async def heard() -> list[str]:
             accounts = [gateway.app.costs._accounts.get("e1") for gateway in (one, other)]
             foreign = [0.0 if account is None else account.foreign for account in accounts]
             return [] if foreign == pytest.approx([2.0, 1.0], abs=0.1) else [f"others: {foreign}"]
 
-        await settled(heard, within_seconds=20.0)
+        await settled(heard)
         before = [await scraped(gateway) for gateway in (one, other)]
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(3.0)
         after = [await scraped(gateway) for gateway in (one, other)]
-        used = [
-            (late.sum("serving_used_dollars_total") - early.sum("serving_used_dollars_total")) / (late.began - early.began)
-            for early, late in zip(before, after, strict=True)
-        ]
-        assert used == pytest.approx([1 / 3, 2 / 3], rel=0.2)
+        for early, late, share in zip(before, after, (1 / 3, 2 / 3), strict=True):
+            used = late.sum("serving_used_dollars_total") - early.sum("serving_used_dollars_total")
+            assert 0.8 * share * (late.began - early.ended) <= used <= 1.2 * share * (late.ended - early.began)
 
 
 async def test_a_price_changes_its_own_targets_dollars_and_nothing_else(tmp_path: Path) -> None:

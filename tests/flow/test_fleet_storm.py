@@ -46,8 +46,8 @@ async def leaving_nothing(settings: Settings) -> AsyncIterator[RunningGateway]:
             busy = [name for name in gateway.app.fleet.snapshot.statuses if gateway.app.chooser.in_flight(name)]
             return left + busy + ([f"{gateway.app.relay.open_exchanges} exchanges"] if gateway.app.relay.open_exchanges else [])
 
-        await settled(problems, within_seconds=10.0)
-    await settled(resources.problems, within_seconds=10.0)
+        await settled(problems)
+    await settled(resources.problems)
 
 
 def how_it_ended(answer: RawResponse, tokens: int) -> str:
@@ -161,7 +161,6 @@ async def rolling_restart(requests: int, at_once: int, streams_at_once: int) -> 
         assert attempts <= 1.05
 
 
-@pytest.mark.timeout(120)
 async def test_a_rolling_restart_loses_no_request() -> None:
     await rolling_restart(requests=1000, at_once=12, streams_at_once=6)
 
@@ -299,7 +298,6 @@ async def random_faults(seconds: float, streams: int, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_a_minute_of_random_faults() -> None:
     await random_faults(40.0, streams=30, seed=1)
 
