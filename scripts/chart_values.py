@@ -24,6 +24,9 @@ Quantity = (
 )
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)] | None
 ObjectName = Annotated[str, Field(pattern="^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+PATH_PART = "[^/:]*[^/:.][^/:]*"
+"""Of a path: neither empty nor made of dots."""
+Folder = Annotated[str, Field(pattern=f"^{PATH_PART}(/{PATH_PART})*$")]
 Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -71,16 +74,16 @@ class OfThePod(Closed):
 
 
 class NodeFolder(Closed):
-    path: Annotated[str, Field(pattern="^/[^:]*[^/:]$")]
+    path: Annotated[str, Field(pattern=f"^(/{PATH_PART})+$")]
     """A folder of each node that is there already and that group 0 or user 2000 may write."""
-    folder: Annotated[str, Field(pattern="^[^/.][^:]*$")]
+    folder: Folder
 
 
 class Claim(Closed):
     name: ObjectName
     accessMode: Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany"]
     """Said here, too, since a chart that is rendered without a cluster cannot look."""
-    folder: Annotated[str, Field(pattern="^[^/.][^:]*$")]
+    folder: Folder
 
 
 class Place(Closed):
@@ -353,7 +356,7 @@ class Monitoring(Closed):
 
 class Values(Closed):
     global_: Annotated[Global, Field(alias="global")]
-    nameOverride: str
+    nameOverride: Annotated[str, Field(pattern="^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$")]
     fullnameOverride: Annotated[str, Field(pattern="^([a-z]([a-z0-9-]*[a-z0-9])?)?$")]
     pools: list[Pool]
     hub: Hub

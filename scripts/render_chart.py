@@ -26,7 +26,7 @@ CHART = ROOT / "helm" / "serving"
 POD_PROGRAMS = ("guard/serving_guard.py", "pod/fetch_model.py", "pod/first_token.py", "pod/wait_for_memory.py")
 SECTIONS = (
     *("server", "limits", "relay", "probe", "health", "discovery", "kubernetes", "engine_load", "quality", "auth", "tenants"),
-    *("database", "ledger", "prices", "routing", "peers", "logging", "tracing"),
+    *("database", "ledger", "prices", "models", "provider_listing", "routing", "targets", "peers", "logging", "tracing"),
 )
 """Of the settings: those that a user of the chart may give."""
 OF_THE_CHART = {

@@ -98,7 +98,13 @@ class Gateway:
         adapters = adapters_of(settings.models)
         fixed = [Endpoint(e.name, e.url, e.model, e.pool, e.target, e.tasks, slots=e.slots) for e in settings.endpoints]
         pool_models = {pool.model: pool.tasks for pool in settings.pools}
-        self.fleet = Fleet(fixed, models=pool_models, settings=settings.health, adapters=adapters)
+        self.fleet = Fleet(
+            fixed,
+            models=pool_models,
+            settings=settings.health,
+            adapters=adapters,
+            may_be_empty=[pool.name for pool in settings.pools if pool.may_be_empty],
+        )
         self.machines = Machines(settings, catalog_targets(catalog_dir(), targets_of(settings)))
         self.costs = Costs(self.machines)
         self.bill = Bill(self._endpoints_by_pool, self.machines)
@@ -233,7 +239,7 @@ class Gateway:
         """What `/readyz` says."""
         if self.draining:
             return "draining"
-        return "ready" if self.fleet.snapshot.any_ready and self.accounts.identities.is_ready else "not ready"
+        return "ready" if self.fleet.takes_requests and self.accounts.identities.is_ready else "not ready"
 
     def _engine_said(self, endpoint: Endpoint, load: EngineLoad, in_flight: int) -> None:
         self.chooser.hear(endpoint, load, in_flight)

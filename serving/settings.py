@@ -352,6 +352,9 @@ class PoolSettings(Section):
     """A DNS name; each of its addresses is an engine, at `port`."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     kubernetes: KubernetesPoolSettings | None = None
+    may_be_empty: bool = False
+    """Something scales it to nothing and back. While it is known to be empty the gateway is ready, since the requests that it
+    refuses are what wakes an engine."""
 
     slots: Count | None = None
     """Requests that each of its engines gets at a time; more wait in the model's queue (`limits.queue`) as with `endpoints`.

@@ -146,7 +146,7 @@ def _json(schema: Json) -> Json:
 
 _READINESS = OwnRoute(
     name="readyz",
-    summary="Whether any model has a ready engine.",
+    summary="Whether any model has a ready engine, or one that a request wakes.",
     tag="operation",
     answer=_json(reference("Readiness")),
     unready=reference("Readiness"),

@@ -93,7 +93,7 @@ def _add_probes(
     @api.api_route("/health", methods=["GET", "HEAD"])
     async def readyz(response: Response) -> dict[str, object]:
         snapshot = fleet.snapshot
-        ready = snapshot.any_ready and identities.is_ready and not draining()
+        ready = fleet.takes_requests and identities.is_ready and not draining()
         response.status_code = 200 if ready else 503
         return {
             "status": "draining" if draining() else "ready" if ready else "not ready",

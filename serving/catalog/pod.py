@@ -46,9 +46,15 @@ def with_ranks(argv: tuple[str, ...], node_count: int, rank: int) -> tuple[str, 
 
 def owned_flags() -> list[str]:
     """Flags that a pool of the chart may not give: they are the profile's shape, or the chart's wiring."""
-    wiring = ("middleware", "shutdown-timeout", "api-key", "ssl-keyfile", "ssl-certfile")
-    short = ("tp", "pp", "dp")
-    return sorted({*(f"--{name}" for name in (*OURS, *PARALLEL_ARGUMENTS, *RANK_ARGUMENTS, *wiring)), *(f"-{s}" for s in short)})
+    wiring = ("middleware", "shutdown-timeout", "api-key", "ssl-keyfile", "ssl-certfile", "config")
+    more_devices = ("data-parallel-size-local", "prefill-context-parallel-size")
+    short = ("tp", "pp", "dp", "dpl", "pcp")
+    return sorted(
+        {
+            *(f"--{name}" for name in (*OURS, *PARALLEL_ARGUMENTS, *more_devices, *RANK_ARGUMENTS, *wiring)),
+            *(f"-{s}" for s in short),
+        }
+    )
 
 
 def weights_folder(profile: Profile) -> str:

@@ -162,11 +162,15 @@ class Fleet:
         models: Mapping[str, tuple[Task, ...]] | None = None,
         settings: HealthSettings = HealthSettings(),  # noqa: B008 (frozen)
         adapters: Mapping[str, str] | None = None,
+        may_be_empty: Iterable[str] = (),
     ) -> None:
         """`models` are known with their tasks even while no endpoint serves them; `adapters` are models that belong to another
-        one, whose engines may have them."""
+        one, whose engines may have them; `may_be_empty` are pools that are scaled to nothing and back."""
         self._adapters = dict(adapters or {})
         self._models = dict(models or {})
+        self._may_be_empty = frozenset(may_be_empty)
+        self._found: set[str] = set()
+        """The pools whose endpoints, or that they have none, are known by now."""
         self._settings = settings
         self._statuses = {endpoint.name: EndpointStatus(endpoint) for endpoint in endpoints}
         self.departed: deque[str] = deque(maxlen=DEPARTED)
@@ -183,6 +187,7 @@ class Fleet:
 
         A new one gets nothing before it was asked.
         """
+        self._found.add(pool)
         wanted = {endpoint.name: endpoint for endpoint in endpoints}
         present = {name: status.endpoint for name, status in self._statuses.items() if status.endpoint.pool == pool}
         if wanted == present:
@@ -198,6 +203,14 @@ class Fleet:
                 self._statuses[name] = EndpointStatus(endpoint, EndpointState.UNREADY)
         self.snapshot = self._freeze()
         return True
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether an engine is ready, or is woken by a request that finds none: a pool that may be empty is known to be."""
+        if self.snapshot.any_ready:
+            return True
+        waiting = self._may_be_empty & self._found
+        return bool(waiting - {status.endpoint.pool for status in self._statuses.values()})
 
     def load(self, name: str) -> EngineLoad | None:
         """What an engine said of itself; None when that is unknown, or too old to mean anything."""

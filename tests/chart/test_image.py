@@ -133,3 +133,17 @@ async def test_helm_tests_program(status: int, expected: int) -> None:
         command = [sys.executable, "-c", program, engine.url, "5", "tiny"]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
     assert done.returncode == expected, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("headers", "status", "expected"), [((("Retry-After", "5"),), 503, 0), ((), 503, 1), ((), 400, 1)])
+async def test_helms_test_does_not_wait_for_a_model_that_sleeps(
+    headers: tuple[tuple[str, str], ...], status: int, expected: int
+) -> None:
+    from tests.doubles.script import Script
+
+    program = (CHART / "files" / "tests" / "completion.py").read_text()
+    async with ScriptedEngine(default=Script(status=status, headers=headers)) as engine:
+        command = [sys.executable, "-c", program, engine.url, "3", "--may-sleep", "tiny"]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == expected, done.stdout + done.stderr
+    assert ("tiny has no engine" in done.stdout) is (expected == 0)

@@ -37,6 +37,22 @@ def test_made_up_nodes_are_nodes() -> None:
         kubernetes_validate.validate(each, NEWEST, strict=True)
 
 
+def test_pods_may_be_scheduled_onto_them() -> None:
+    """The API server's admission taints every new node as not ready; only the taint of its devices is left."""
+    cluster = Recorded([])
+    with MadeUpNodes(cluster):
+        pass
+    patched = {
+        words[2]: json.loads(words[-1])["spec"]["taints"]
+        for words in cluster.calls
+        if words[:2] == ("patch", "node") and "--subresource=status" not in words
+    }
+    assert patched.keys() == NODES.keys()
+    assert {name: [taint["key"] for taint in taints] for name, taints in patched.items()} == {
+        name: [what["resource"]] if "resource" in what else [] for name, what in NODES.items()
+    }
+
+
 def test_the_pools_fill_them() -> None:
     assert {pool["name"]: pool.get("replicas", 1) for pool in full_pools(made())} == {
         "cpu": 1,

@@ -108,7 +108,7 @@ def test_wrong_values_are_refused_with_their_path(helm: Helm, values: dict[str, 
             "pools: cpu: revision: is missing; the catalog pins no commit of amd/GLM-5.2-MXFP4: name one of its commits, or set",
         ),
         ({"pools": [POOL, POOL]}, 'pools: the name "cpu" is given twice'),
-        ({"pools": [{**POOL, "name": "gateway"}]}, "is the gateway's own"),
+        ({"pools": [{**POOL, "name": "gateway"}]}, "is the chart's own"),
         ({"pools": [{**POOL, "fetch": False}]}, "pools: cpu: weights: with fetch: false a node or a claim must hold the model"),
         ({"pools": [{**POOL, "fetch": False, "weights": {"pod": {}}}]}, "give weights.node or weights.claim"),
         (

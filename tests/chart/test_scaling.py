@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.chart.conftest import MIXED_POOLS, VALUES
+from serving.settings import Settings
+from tests.chart.conftest import COMMIT, MIXED_POOLS, VALUES, outside_the_pod
 from tests.doubles.tools import Helm, container, only, tool
 
 pytestmark = pytest.mark.chart
@@ -111,6 +113,34 @@ def test_a_gateway_names_what_the_demand_asks_for() -> None:
     for series in ('serving_running_requests{model="m",pool="p"}', 'serving_requests_total{model="m",outcome="unavailable"'):
         assert series in text
     assert "serving_in_flight_requests 1" in text
+
+
+def test_gateways_wait_for_no_engine_of_a_pool_that_is_scaled_to_nothing(helm: Helm) -> None:
+    """A gateway that is not ready gets no request from its Service, so that nothing would ever be woken."""
+    pools = [
+        {"name": "asleep", "profile": "smollm2-135m-cpu", "autoscaling": {"minReplicas": 0, "maxReplicas": 2}},
+        {"name": "awake", "profile": "smollm2-135m-cpu", "autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
+        {"name": "off", "profile": "smollm2-135m-cpu", "replicas": 0},
+        {"name": "on-its-own", "profile": "smollm2-135m-cpu"},
+    ]
+    prometheus = {"autoscaling": {"prometheus": {"address": "http://p:9090"}}}
+    for discovery in ("kubernetes", "dns"):
+        objects = helm.template({"pools": pools, "gateway": {"discovery": discovery}, **prometheus})
+        settings = yaml.safe_load(only(objects, "ConfigMap", "-gateway")["data"]["gateway.yaml"])
+        found = {pool.name: pool.may_be_empty for pool in Settings.model_validate(outside_the_pod(settings)).pools}
+        assert found == {"asleep": True, "awake": False, "off": True, "on-its-own": False}
+
+
+def test_helms_test_knows_which_models_may_sleep(helm_4: Helm) -> None:
+    asleep = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
+    pools = [
+        {"name": "a", "profile": "smollm2-135m-cpu"},
+        {"name": "b", "profile": "smollm2-135m-epyc-9005", **asleep},
+        {"name": "c", "profile": "qwen3-0.6b-cpu", "revision": COMMIT, **asleep},
+    ]
+    prometheus = {"autoscaling": {"prometheus": {"address": "http://p:9090"}}}
+    args = only(helm_4.template({"pools": pools, **prometheus}), "Pod", "-test")["spec"]["containers"][0]["args"]
+    assert args[2:] == ["120", "smollm2-135m-instruct", "--may-sleep", "qwen3-0.6b"]
 
 
 def test_gateways_are_scaled_by_one_thing_only(helm: Helm) -> None:

@@ -27,14 +27,18 @@ def now() -> str:
 
 def node(name: str, *, resource: str | None = None, labels: dict[str, str] | None = None) -> dict[str, Any]:
     """A node with 8 devices, if any, and the taint that their operators put on it."""
-    taints = [{"key": resource, "value": "present", "effect": "NoSchedule"}] if resource else []
     known = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": {**known, **(labels or {})}},
-        "spec": {"taints": taints},
+        "spec": {"taints": node_taints(resource)},
     }
+
+
+def node_taints(resource: str | None) -> list[dict[str, str]]:
+    """That its operators put on it; the one that the API server gives every new node is not among them."""
+    return [{"key": resource, "value": "present", "effect": "NoSchedule"}] if resource else []
 
 
 def node_status(resource: str | None) -> dict[str, Any]:
@@ -118,6 +122,10 @@ class MadeUpNodes:
         for name, what in NODES.items():
             self._kubectl.run("apply", "--filename", "-", given=json.dumps(node(name, **what)))
         self._beat()
+        for name, what in NODES.items():
+            # A new node is tainted as not ready, and where no controller looks after nodes that would never end.
+            patch = json.dumps({"spec": {"taints": node_taints(what.get("resource"))}})
+            self._kubectl.run("patch", "node", name, "--type=merge", "--patch", patch)
         self._thread.start()
         return self
 

@@ -107,3 +107,24 @@ def test_an_adapter_is_a_model_of_the_engines_that_list_it() -> None:
     before = fleet.snapshot
     fleet.record_adapters("e1", [])
     assert fleet.snapshot is before
+
+
+def test_a_pool_that_may_be_empty_takes_requests_when_it_is_known_to_be() -> None:
+    fleet = Fleet([], may_be_empty=["default"])
+    assert not fleet.takes_requests, "nobody has looked yet"
+    fleet.replace("another", [])
+    assert not fleet.takes_requests
+    fleet.replace("default", [])
+    assert fleet.takes_requests, "the request that is refused wakes one"
+    fleet.replace("default", [E1])
+    assert not fleet.takes_requests, "it has an engine, which does not answer"
+    fleet.record("e1", READY, "ready")
+    assert fleet.takes_requests
+    fleet.replace("default", [])
+    assert fleet.takes_requests
+
+
+def test_an_empty_pool_is_a_fault_where_nothing_scales_it() -> None:
+    fleet = Fleet([])
+    fleet.replace("default", [])
+    assert not fleet.takes_requests

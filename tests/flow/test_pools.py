@@ -44,10 +44,10 @@ class Names:
         return list(self.addresses)
 
 
-def gateway_over_names(names: Names, port: int) -> RunningGateway:
+def gateway_over_names(names: Names, port: int, **pool: object) -> RunningGateway:
     settings = Settings.model_validate(
         {
-            "pools": [{"name": "cpu", "model": "tiny", "target": "cpu-epyc", "host": "engines.test", "port": port}],
+            "pools": [{"name": "cpu", "model": "tiny", "target": "cpu-epyc", "host": "engines.test", "port": port, **pool}],
             "discovery": {"period_seconds": 0.05},
             "probe": {"period_seconds": 0.05},
             "server": {"operator_port": 0},
@@ -91,6 +91,24 @@ async def test_engines_come_and_go_under_a_running_gateway() -> None:
             names.failing, names.addresses = False, []
             await become(lambda: not gateway.app.fleet.snapshot.statuses)
             assert await status_of(gateway) == 503
+
+
+async def test_a_pool_that_is_scaled_to_nothing_is_woken_by_what_is_refused() -> None:
+    """A gateway that is not ready gets no request from its Service, and nobody would ask for an engine."""
+    names = Names()
+    async with ScriptedEngine() as engine:
+        async with gateway_over_names(names, engine.port, may_be_empty=True) as gateway:
+            await become(lambda: gateway.app.fleet.takes_requests)
+            answer = await ask(gateway.url, "/readyz")
+            assert (answer.status, answer.json) == (200, {"status": "ready", "models": {"tiny": False}})
+            refused = await ask(gateway.url, "/v1/chat/completions", chat())
+            assert (refused.status, refused.header("retry-after") is not None) == (503, True)
+            names.addresses = ["127.0.0.1"]
+            await become(lambda: gateway.app.fleet.snapshot.any_ready)
+            assert await status_of(gateway) == 200
+        async with gateway_over_names(Names(), engine.port) as gateway:
+            await become(lambda: "cpu" in gateway.app.fleet._found)
+            assert (await ask(gateway.url, "/readyz")).status == 503, "nothing brings an engine here"
 
 
 async def test_demand_is_exported_for_each_pool() -> None:

@@ -1,13 +1,16 @@
 {{/* What the schema cannot say, each with its path and what would be right. */}}
 {{- define "serving.checkValues" -}}
 {{- $values := .Values -}}
+{{- include "serving.checkSettings" . -}}
+{{- include "serving.checkReach" . -}}
+{{- include "serving.checkSharedClaims" . -}}
 {{- $seen := dict -}}
 {{- range $values.pools -}}
 {{- if hasKey $seen .name -}}
 {{- fail (printf "pools: the name %q is given twice" .name) -}}
 {{- end -}}
-{{- if eq .name "gateway" -}}
-{{- fail "pools: the name \"gateway\" is the gateway's own; give another one" -}}
+{{- if has .name (list "gateway" "gate" "peers" "test") -}}
+{{- fail (printf "pools: the name %q is the chart's own, as that of gateways, of the gate and of helm's test are; give another one" .name) -}}
 {{- end -}}
 {{- $_ := set $seen .name true -}}
 {{- if and .autoscaling (not $values.autoscaling.prometheus.address) -}}
@@ -74,6 +77,9 @@
 {{- define "serving.checkGate" -}}
 {{- $pool := .pool -}}
 {{- with $pool.gate -}}
+{{- if eq ($pool.engine | default "vllm") "sim" -}}
+{{- fail (printf "pools: %s: gate: a simulated engine answers with made-up words, which no gate passes; leave out gate while engine is sim" $pool.name) -}}
+{{- end -}}
 {{- $scaling := $pool.autoscaling | default dict -}}
 {{- $least := ternary ($scaling.minReplicas | default 0) (ternary $pool.replicas 1 (hasKey $pool "replicas")) (hasKey $pool "autoscaling") | int -}}
 {{- if and (lt $least 2) (not .spareNode) (not .allowOutage) -}}
@@ -103,6 +109,9 @@
 {{- fail (printf "pools: %s: weights: with fetch: false a node or a claim must hold the model; give weights.node or weights.claim" $pool.name) -}}
 {{- end -}}
 {{- $pods := mul (max (ternary $pool.replicas 1 (hasKey $pool "replicas") | int) (dig "maxReplicas" 0 ($pool.autoscaling | default dict) | int)) ($profile.nodes_per_engine | int) -}}
+{{- if dig "spareNode" false ($pool.gate | default dict) -}}
+{{- $pods = add $pods ($profile.nodes_per_engine | int) -}}
+{{- end -}}
 {{- $namespace := .root.Release.Namespace -}}
 {{- range $key := list "weights" "compiled" -}}
 {{- $place := index $pool $key | default dict -}}
@@ -137,7 +146,12 @@
 {{- $profile := .profile -}}
 {{- range $word := $pool.extraArguments -}}
 {{- $flag := regexFind "^--?[^=]+" $word -}}
-{{- if has ($flag | replace "_" "-") $profile.owned_flags -}}
+{{- $owned := has ($flag | replace "_" "-") $profile.owned_flags -}}
+{{- /* vLLM's parser takes the beginning of a flag for the flag. */ -}}
+{{- range $profile.owned_flags -}}
+{{- $owned = or $owned (and (gt (len $flag) 3) (hasPrefix "--" $flag) (hasPrefix ($flag | replace "_" "-") .)) -}}
+{{- end -}}
+{{- if $owned -}}
 {{- fail (printf "pools: %s: extraArguments: %s is the profile's or the chart's; take a profile that sets it (drainSeconds for --shutdown-timeout)" $pool.name $flag) -}}
 {{- end -}}
 {{- end -}}

@@ -7,14 +7,14 @@ metadata:
   # Without the chart's version: an engine is not restarted for a chart that renders it as before.
   labels:
     {{- include "serving.poolLabels" (dict "root" $root "pool" $pool) | nindent 4 }}
-    serving/target: {{ $pool.target }}
+    serving/target: {{ $pool.target | quote }}
     serving/part: {{ ternary "worker" "leader" $worker }}
     {{- if and $pool.gate (not $worker) }}
     serving/gated: "true"
     {{- end }}
   annotations:
-    checksum/files: {{ ($root.Files.Glob "files/pod/*.py").AsConfig | sha256sum }}
-    serving/model: {{ $pool.model }}
+    checksum/files: {{ ($root.Files.Glob "files/pod/*.py").AsConfig | sha256sum | quote }}
+    serving/model: {{ $pool.model | quote }}
     {{- if and $pool.gate (not $worker) }}
     serving/checkpoint: {{ $pool.checkpoint | quote }}
     {{- end }}
@@ -25,7 +25,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  serviceAccountName: {{ include "serving.engineServiceAccountName" $root }}
+  serviceAccountName: {{ include "serving.engineServiceAccountName" $root | quote }}
   automountServiceAccountToken: false
   # Variables such as VLLM_PORT, made from a Service called vllm, would be read as settings.
   enableServiceLinks: false
@@ -33,10 +33,10 @@ spec:
   {{- . | nindent 2 }}
   {{- end }}
   {{- with $pool.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $pool.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   terminationGracePeriodSeconds: {{ $pool.terminationSeconds | int64 }}
   {{- if and $pool.gate (not $worker) }}
@@ -63,7 +63,7 @@ spec:
   {{- end }}
   containers:
     - name: engine
-      image: {{ $pool.image }}
+      image: {{ $pool.image | quote }}
       imagePullPolicy: {{ $pool.pullPolicy }}
       command: {{- toYaml (ternary $pool.workerCommand $pool.command $worker) | nindent 8 }}
       {{- if or $pool.environment $worker }}
@@ -74,7 +74,7 @@ spec:
             fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}
         {{- end }}
         {{- range $key, $value := $pool.environment }}
-        - name: {{ $key }}
+        - name: {{ $key | quote }}
           value: {{ $value | quote }}
         {{- end }}
       {{- end }}
@@ -118,7 +118,7 @@ spec:
         - {name: secret, mountPath: /etc/serving/secret, readOnly: true}
         - {name: tmp, mountPath: /tmp}
         {{- if $pool.volumes }}
-        - {name: weights, mountPath: /model{{ with $pool.weightsFolder }}, subPath: {{ . }}{{ end }}, readOnly: true}
+        - {name: weights, mountPath: /model{{ with $pool.weightsFolder }}, subPath: {{ . | quote }}{{ end }}, readOnly: true}
         - {{ include "serving.homeMount" $pool }}
         - {name: shm, mountPath: /dev/shm}
         {{- end }}
@@ -127,7 +127,7 @@ spec:
       configMap: {name: {{ include "serving.fullname" $root }}-engine-files}
     - name: secret
       secret:
-        secretName: {{ include "serving.engineSecretName" $root }}
+        secretName: {{ include "serving.engineSecretName" $root | quote }}
         defaultMode: 0440
         items:
           - {key: engine-secret, path: engine-secret}
@@ -149,7 +149,7 @@ spec:
 {{- $pool := .pool -}}
 {{- if and $pool.volumes (not (hasKey $pool.compiled "pod")) }}
 - name: make-cache
-  image: {{ $pool.image }}
+  image: {{ $pool.image | quote }}
   imagePullPolicy: {{ $pool.pullPolicy }}
   command: [mkdir, -p, /cache/{{ $pool.compiledFolder }}]
   resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 64Mi}}
@@ -159,12 +159,12 @@ spec:
 {{- end }}
 {{- with $pool.fetch }}
 - name: fetch-model
-  image: {{ $pool.image }}
+  image: {{ $pool.image | quote }}
   imagePullPolicy: {{ $pool.pullPolicy }}
   command: {{- toYaml .argv | nindent 4 }}
   env:
     {{- range $key, $value := .environment }}
-    - name: {{ $key }}
+    - name: {{ $key | quote }}
       value: {{ $value | quote }}
     {{- end }}
     {{- with $root.Values.hub.endpoint }}
@@ -174,7 +174,7 @@ spec:
     {{- with $root.Values.hub.existingSecret }}
     - name: HF_TOKEN
       valueFrom:
-        secretKeyRef: {name: {{ . }}, key: {{ $root.Values.hub.key }}}
+        secretKeyRef: {name: {{ . | quote }}, key: {{ $root.Values.hub.key | quote }}}
     {{- end }}
   resources:
     requests: {cpu: 100m, memory: 512Mi}
@@ -189,7 +189,7 @@ spec:
 {{- with $pool.wait }}
 # It gets the same devices as the engine; Kubernetes counts them once.
 - name: wait-for-memory
-  image: {{ $pool.image }}
+  image: {{ $pool.image | quote }}
   imagePullPolicy: {{ $pool.pullPolicy }}
   command: {{- toYaml .argv | nindent 4 }}
   resources:
@@ -204,7 +204,7 @@ spec:
 
 {{/* Everything that an engine compiles and keeps is below its home: one folder for each image, so that a new one starts afresh. */}}
 {{- define "serving.homeMount" -}}
-{name: home, mountPath: /home/engine{{ if not (hasKey .compiled "pod") }}, subPath: {{ .compiledFolder }}{{ end }}}
+{name: home, mountPath: /home/engine{{ if not (hasKey .compiled "pod") }}, subPath: {{ .compiledFolder | quote }}{{ end }}}
 {{- end -}}
 
 {{/* What the restricted Pod Security profile does not admit of a pool, as a sentence, or nothing. */}}

@@ -19,9 +19,9 @@ yes
 {{- $_ := set $pools .name (concat (list "--profile" .profile) .gate.arguments) -}}
 {{- end -}}
 {{- end -}}
-namespace: {{ .Release.Namespace }}
-name: {{ include "serving.gateName" . }}
-owner: {{ include "serving.gateName" . }}
+namespace: {{ .Release.Namespace | quote }}
+name: {{ include "serving.gateName" . | quote }}
+owner: {{ include "serving.gateName" . | quote }}
 selector: app.kubernetes.io/instance={{ .Release.Name }},serving/gated=true
 pools: {{- toYaml $pools | nindent 2 }}
 engine_secret_file: /etc/serving/secret/engine-secret

@@ -55,11 +55,14 @@
 
 {{/* One pool as the gateway knows it: where its engines are found. */}}
 {{- define "serving.gatewayPool" -}}
-name: {{ .pool.name }}
+name: {{ .pool.name | quote }}
 model: {{ .pool.model | quote }}
-target: {{ .pool.target }}
+target: {{ .pool.target | quote }}
+{{ if .pool.mayBeEmpty -}}
+may_be_empty: true
+{{ end -}}
 {{ if include "serving.asksServer" .root -}}
-kubernetes: {service: {{ .pool.fullname }}, namespace: {{ .root.Release.Namespace }}, port: http}
+kubernetes: {service: {{ .pool.fullname | quote }}, namespace: {{ .root.Release.Namespace | quote }}, port: http}
 {{- else -}}
 host: {{ .pool.fullname }}.{{ .root.Release.Namespace }}.svc
 port: {{ .pool.port | int64 }}

@@ -67,6 +67,7 @@
   "nodes" (ternary 1 $profile.nodes_per_engine $simulated | int)
   "replicas" (ternary $pool.replicas 1 (hasKey $pool "replicas") | int)
   "scaled" (hasKey $pool "autoscaling")
+  "mayBeEmpty" (eq (ternary (dig "autoscaling" "minReplicas" 0 $pool) (ternary $pool.replicas 1 (hasKey $pool "replicas")) (hasKey $pool "autoscaling") | int) 0)
   "maxUnavailable" ($pool.maxUnavailable | default 1 | int)
   "image" (ternary (include "serving.gatewayImage" $root) (include "serving.engineImage" (dict "root" $root "pool" $pool "profile" $profile)) $simulated)
   "pullPolicy" (ternary $root.Values.gateway.image.pullPolicy "IfNotPresent" $simulated)
@@ -157,7 +158,7 @@ node {{ $place.node.path }}/{{ $place.node.folder | default "" }}
 {{- if .node -}}
 hostPath: {path: {{ .node.path | quote }}, type: Directory}
 {{- else if .claim -}}
-persistentVolumeClaim: {claimName: {{ .claim.name }}{{ if eq .claim.accessMode "ReadOnlyMany" }}, readOnly: true{{ end }}}
+persistentVolumeClaim: {claimName: {{ .claim.name | quote }}{{ if eq .claim.accessMode "ReadOnlyMany" }}, readOnly: true{{ end }}}
 {{- else -}}
 emptyDir: {}
 {{- end -}}
@@ -166,5 +167,5 @@ emptyDir: {}
 {{- define "serving.poolLabels" -}}
 {{ include "serving.selector" .root }}
 app.kubernetes.io/component: engine
-serving/pool: {{ .pool.name }}
+serving/pool: {{ .pool.name | quote }}
 {{- end -}}
