@@ -1,6 +1,6 @@
 """Other people's load tools beside `serving replay`: one real engine, the same loads and lengths, in turns.
 
-    python -m benchmarks.replay_beside run rounds.jsonl        # starts an engine, appends one round (about five minutes)
+    python -m benchmarks.replay_beside run rounds.jsonl 3      # starts an engine, appends three rounds
     python -m benchmarks.replay_beside table rounds.jsonl      # all rounds as a table
 
 Beside what a tool says of its run stands what the engine counted of it: its own time to first token, prompt lengths and cached
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.clients.programs import ENVIRONMENT, HERE, ROOT, environment
+from tests.clients.programs import PYTHON, ROOT, environment
 from tests.doubles.real_engine import MODEL_NAME, running_engine
 from tests.doubles.tiny_model import tiny_model
 
@@ -30,7 +30,6 @@ TEMPLATE_TOKENS = 19
 """What the tiny model's chat template adds; the other tools give the length of the text."""
 REQUESTS = 20
 SETTLE_SECONDS = 3
-TOOL_SECONDS = 300
 START_SECONDS = 500
 PROFILE = f"""
 name: beside
@@ -54,87 +53,119 @@ class Load:
 
 LOADS = (
     Load(
+        name="1 at a time", replay=("--concurrency", "1"), vllm=("--max-concurrency", "1"), guidellm="kind=concurrent,streams=1"
+    ),
+    Load(
         name="1 request/s, paced",
         replay=("--rate", "1", "--pace", "paced"),
         vllm=("--request-rate", "1", "--burstiness", "inf"),
         guidellm="kind=constant,rate=1",
     ),
-    Load(
-        name="1 at a time", replay=("--concurrency", "1"), vllm=("--max-concurrency", "1"), guidellm="kind=concurrent,streams=1"
-    ),
 )
 
 Said = dict[str, float]
-"""output_tokens_per_second, mean_ttft, p50_ttft and requests; seconds."""
+"""output_tokens_per_second, mean_ttft, p50_ttft, mean_tpot and requests; seconds."""
 
 
-def by_replay(url: str, load: Load, home: Path, seed: int) -> Said:
+class Waiting:
+    """A tool in a process of its own; see `benchmarks.waiting_tool`."""
+
+    def __init__(self, python: Path, name: str, home: Path) -> None:
+        self._name = name
+        self._home = home
+        given = environment(home) | {"PYTHONPATH": str(ROOT), "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
+        self._log = (home / f"{name}.log").open("w")
+        self._process = subprocess.Popen(
+            [str(python), "-m", "benchmarks.waiting_tool", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=given,
+            cwd=ROOT,
+        )
+
+    def ready(self) -> None:
+        self._answer()
+
+    def run(self, *words: str) -> None:
+        """To its end; a tool's own opinion of its run, by a status of 1, stands in its report."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(self._home), *words]) + "\n")
+        self._process.stdin.flush()
+        if (status := self._answer()) not in ("0", "1"):
+            raise SystemExit(f"{self._name}: {status}\n{(self._home / f'{self._name}.log').read_text()[-3000:]}")
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+
+
+def by_replay(tool: Waiting, url: str, load: Load, home: Path, seed: int) -> Said:
     (home / "beside.yaml").write_text(PROFILE)
-    run(home, str(ROOT / ".venv" / "bin" / "serving"), "replay", "beside.yaml", "--url", url, *load.replay, "--output", "ours")
-    report = json.loads((home / "ours.json").read_text())
+    tool.run("replay", "beside.yaml", "--url", url, *load.replay, "--output", f"ours-{seed}")
+    report = json.loads((home / f"ours-{seed}.json").read_text())
     (stage,) = report["stages"]
     return {
         "output_tokens_per_second": stage["output_tokens_per_second"]["value"],
         "mean_ttft": stage["ttft"]["mean"]["value"],
         "p50_ttft": stage["ttft"]["p50"]["value"],
+        "mean_tpot": stage["tpot"]["mean"]["value"],
         "requests": stage["finished_ok"],
         "is_valid": report["is_valid"],
     }
 
 
-def by_vllm(url: str, load: Load, home: Path, seed: int) -> Said:
-    run(
-        home,
-        *(sys.executable, str(HERE / "python" / "vllm_bench_serve.py"), "--backend", "openai-chat"),
-        *("--base-url", url, "--endpoint", "/v1/chat/completions", "--model", MODEL_NAME, "--tokenizer", str(tiny_model())),
+def by_vllm(tool: Waiting, url: str, load: Load, home: Path, seed: int) -> Said:
+    tool.run(
+        *("--backend", "openai-chat", "--base-url", url, "--endpoint", "/v1/chat/completions"),
+        *("--model", MODEL_NAME, "--tokenizer", str(tiny_model())),
         *("--dataset-name", "random", "--random-input-len", str(PROMPT_TOKENS - TEMPLATE_TOKENS)),
         *("--random-output-len", str(OUTPUT_TOKENS), "--ignore-eos", "--num-prompts", str(REQUESTS), "--seed", str(seed)),
-        *(*load.vllm, "--save-result", "--result-filename", "vllm.json", "--disable-tqdm"),
+        *(*load.vllm, "--save-result", "--result-filename", f"vllm-{seed}.json", "--disable-tqdm"),
     )
-    report = json.loads((home / "vllm.json").read_text())
+    report = json.loads((home / f"vllm-{seed}.json").read_text())
     return {
         "output_tokens_per_second": report["output_throughput"],
         "mean_ttft": report["mean_ttft_ms"] / 1000,
         "p50_ttft": report["median_ttft_ms"] / 1000,
+        "mean_tpot": report["mean_tpot_ms"] / 1000,
         "requests": report["completed"],
     }
 
 
-def by_guidellm(url: str, load: Load, home: Path, seed: int) -> Said:
-    run(
-        home,
-        *(str(ENVIRONMENT / "bin" / "guidellm"), "run", "--disable-console"),
+def by_guidellm(tool: Waiting, url: str, load: Load, home: Path, seed: int) -> Said:
+    tool.run(
+        *("run", "--disable-console"),
         *("--backend", f"kind=openai_http,target={url},model={MODEL_NAME}", "--profile", load.guidellm),
         *("--constraint", f"kind=max_requests,count={REQUESTS}", "--seed", f"kind=static,value={seed}"),
         *("--tokenizer", f"kind=huggingface_auto,model={tiny_model()}"),
         *("--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS - TEMPLATE_TOKENS},output_tokens={OUTPUT_TOKENS}"),
-        *("--output", "kind=json,path=guidellm.json"),
+        *("--output", f"kind=json,path=guidellm-{seed}.json"),
     )
-    (benchmark,) = json.loads((home / "guidellm.json").read_text())["benchmarks"]
+    (benchmark,) = json.loads((home / f"guidellm-{seed}.json").read_text())["benchmarks"]
     metrics = benchmark["metrics"]
     ttft = metrics["time_to_first_token_ms"]["successful"]
     return {
         "output_tokens_per_second": metrics["output_tokens_per_second"]["successful"]["mean"],
         "mean_ttft": ttft["mean"] / 1000,
         "p50_ttft": ttft["median"] / 1000,
+        "mean_tpot": metrics["inter_token_latency_ms"]["successful"]["mean"] / 1000,
         "requests": metrics["request_totals"]["successful"],
     }
 
 
-TOOLS: Mapping[str, Callable[[str, Load, Path, int], Said]] = {
-    "serving replay": by_replay,
-    "vllm bench serve": by_vllm,
-    "guidellm": by_guidellm,
+By = Callable[[Waiting, str, Load, Path, int], Said]
+TOOLS: Mapping[str, tuple[Path, str, By]] = {
+    "serving replay": (Path(sys.executable), "serving", by_replay),
+    "vllm bench serve": (Path(sys.executable), "vllm", by_vllm),
+    "guidellm": (PYTHON, "guidellm", by_guidellm),
 }
-
-
-def run(home: Path, *command: str) -> None:
-    """To its end; a tool's own opinion of its run, by its status, stands in its report."""
-    done = subprocess.run(
-        command, cwd=home, env=environment(home), capture_output=True, text=True, timeout=TOOL_SECONDS, check=False
-    )
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{command[0]}: exit status {done.returncode}\n{done.stderr[-3000:]}")
 
 
 COUNTED = {
@@ -156,32 +187,35 @@ def counted(url: str) -> dict[str, float]:
     return found
 
 
-def one_round(path: Path) -> None:
-    seed = len(path.read_text().splitlines()) if path.exists() else 0
+def rounds(path: Path, count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        with running_engine(tiny_model(), home / "engine.log", start_seconds=START_SECONDS) as engine:
-            in_turns(engine.url, home, seed, path)
+        tools = {name: Waiting(python, module, home) for name, (python, module, _) in TOOLS.items()}
+        try:
+            with running_engine(tiny_model(), home / "engine.log", start_seconds=START_SECONDS) as engine:
+                for tool in tools.values():
+                    tool.ready()
+                warm_up(engine.url)
+                for _ in range(count):
+                    one_round(engine.url, tools, home, path)
+        finally:
+            for tool in tools.values():
+                tool.stop()
 
 
-def in_turns(url: str, home: Path, seed: int, path: Path) -> None:
-    """Each tool with each load; a line of `path` for each."""
-    warm_up(url)
+def one_round(url: str, tools: Mapping[str, Waiting], home: Path, path: Path) -> None:
+    """Each tool with each load; a line of `path` for each. No tool is always the first."""
+    done = len(path.read_text().splitlines()) if path.exists() else 0
+    first = done // len(TOOLS) % len(TOOLS)
     for load in LOADS:
-        for name, tool in rotated(seed):
-            seed += 1
+        for name in (*list(TOOLS)[first:], *list(TOOLS)[:first]):
+            done += 1
             before = counted(url)
-            said = tool(url, load, home, seed)
+            said = TOOLS[name][2](tools[name], url, load, home, done)
             after = counted(url)
             engine = {field: after[field] - before[field] for field in after}
             with path.open("a") as file:
                 file.write(json.dumps({"load": load.name, "tool": name, "said": said, "engine": engine}) + "\n")
-
-
-def rotated(seed: int) -> list[tuple[str, Callable[[str, Load, Path, int], Said]]]:
-    """So that no tool is always the first."""
-    tools, first = list(TOOLS.items()), seed // len(LOADS) // len(TOOLS) % len(TOOLS)
-    return tools[first:] + tools[:first]
 
 
 def warm_up(url: str) -> None:
@@ -195,29 +229,31 @@ def warm_up(url: str) -> None:
 
 
 def table(path: Path) -> None:
-    """A row for each load and tool, least – most of its rounds."""
+    """A row for each load and tool, over its rounds."""
     runs: dict[tuple[str, str], list[Any]] = {}
     for line in path.read_text().splitlines():
         found = json.loads(line)
         runs.setdefault((found["load"], found["tool"]), []).append(found)
-    print("| Load | Tool | Output tokens/s | Mean TTFT | The engine's own mean TTFT | What the tool adds | Prompt tokens |")
+    print("| Load | Tool | Output tokens/s | Mean TTFT | Median TTFT | Time per output token | The engine's own mean TTFT |")
     print("|---|---|---|---|---|---|---|")
     for (load, tool), found in sorted(runs.items()):
+        said = [each["said"] for each in found]
         own = [each["engine"]["ttft_seconds"] / each["engine"]["requests"] for each in found]
-        mean = [each["said"]["mean_ttft"] for each in found]
         cells = (
-            span([each["said"]["output_tokens_per_second"] for each in found], 1),
-            span([1000 * value for value in mean], 1) + " ms",
+            span([each["output_tokens_per_second"] for each in said], 0),
+            *(span([1000 * each[field] for each in said], 1) + " ms" for field in ("mean_ttft", "p50_ttft", "mean_tpot")),
             span([1000 * value for value in own], 1) + " ms",
-            span([1000 * (a - b) for a, b in zip(mean, own, strict=True)], 1) + " ms",
-            span([each["engine"]["prompt_tokens"] / each["engine"]["requests"] for each in found], 1),
         )
         print("|", " | ".join((load, tool, *cells)), "|")
 
 
 def span(values: list[float], digits: int) -> str:
+    """Least – most, and the median."""
     return f"{min(values):.{digits}f}–{max(values):.{digits}f} ({statistics.median(values):.{digits}f})"
 
 
 if __name__ == "__main__":
-    {"run": one_round, "table": table}[sys.argv[1]](Path(sys.argv[2]))
+    if sys.argv[1] == "run":
+        rounds(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        table(Path(sys.argv[2]))

@@ -295,7 +295,9 @@ class _Run:
         if sample.simulated is not None:
             self._simulated[sample.simulated] = None
         if sample.error is not None and sample.error != LEFT and len(self._notes) < _MOST_NOTES:
-            self._notes.append(f"{sample.error}: {sample.detail[:200]}")
+            note = f"{sample.error}: {sample.detail[:200]}"
+            if note not in self._notes:
+                self._notes.append(note)
 
 
 def _faults(stages: Sequence[Stage]) -> list[str]:
