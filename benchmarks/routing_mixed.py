@@ -1,15 +1,18 @@
 """A release on two kinds of machines: a fixed pool that is paid anyway, and an elastic one that grows and shrinks with demand.
 
-`python -m benchmarks.routing_mixed` prints the bill, idle time included, and the times to the first token, with the elastic
-pool's tokens at the same price as the other's and at twice that, and with the fixed pool degraded to half its speed.
+`python -m benchmarks.routing_mixed` prints the bill, idle time included, what was written for it, and the times to the first
+token, with the elastic pool's tokens at the same price as the other's and at twice that, and with the fixed pool degraded to half
+its speed. Who saves machines writes more slowly, so that a bit less is done when a run ends: compare the bill for each token.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import multiprocessing
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.routing_engine import Engine, EngineSpec, Job
@@ -37,19 +40,28 @@ DOLLARS_PER_SECOND = 0.011
 class Release:
     """The gateway's chooser over both pools, and the scaler of the elastic one."""
 
-    def __init__(self, elastic_price: float, *, seconds_only: bool, objective: str = "standard", policy: str = "cost") -> None:
+    def __init__(
+        self,
+        elastic_price: float,
+        *,
+        seconds_only: bool,
+        fixed_is_priced: bool = False,
+        objective: str = "standard",
+        policy: str = "cost",
+    ) -> None:
+        """`fixed_is_priced`: to the chooser a second of the fixed pool costs what it costs, though it is paid anyway."""
         self.now = 0.0
         self.elastic_price = elastic_price
         self.fixed = tuple(_endpoint(f"fixed-{n}", "fixed") for n in range(FIXED))
         self.elastic = tuple(_endpoint(f"elastic-{n}", "elastic") for n in range(MOST_ELASTIC))
         self.numbers = {endpoint.name: number for number, endpoint in enumerate((*self.fixed, *self.elastic))}
         self.objective = OBJECTIVES[objective]
-        price = 0.0 if seconds_only else elastic_price
+        prices = {"elastic": elastic_price, "fixed": DOLLARS_PER_SECOND if fixed_is_priced else 0.0}
         self.chooser = Chooser(
             clock=lambda: self.now,
             seed=1,
             policy=policy,
-            machine=lambda endpoint: Machine(price if endpoint.pool == "elastic" else 0.0),
+            machine=lambda endpoint: Machine(0.0 if seconds_only else prices[endpoint.pool]),
         )
         self.ready = 1
         """Of the elastic engines, the first ones."""
@@ -116,6 +128,7 @@ def release(
     *,
     seconds_only: bool,
     degraded: bool = False,
+    fixed_is_priced: bool = False,
     seconds: float = 400.0,
     policy: str = "cost",
 ) -> tuple[float, Result]:
@@ -124,7 +137,7 @@ def release(
     slow = replace(spec, prefill_tokens_per_second=8000.0, step_seconds=0.016, step_seconds_per_sequence=0.00024)
     specs = [slow if degraded else spec] * FIXED + [spec] * MOST_ELASTIC
     engines = [Engine(number, each) for number, each in enumerate(specs)]
-    router = Release(elastic_price, seconds_only=seconds_only, policy=policy)
+    router = Release(elastic_price, seconds_only=seconds_only, fixed_is_priced=fixed_is_priced, policy=policy)
     at: list[tuple[float, Callable[[], None]]] = []
     for step in range(1, int(seconds / SCALE_SECONDS)):
         at.append((step * SCALE_SECONDS, lambda now=step * SCALE_SECONDS: router.scale(now)))  # type: ignore[misc]
@@ -132,43 +145,78 @@ def release(
     return router.dollars(seconds), result
 
 
+def dollars_per_million(bill: float, result: Result) -> float:
+    """The bill over the output tokens of the requests that ended, less those of the warm-up."""
+    return 1e6 * bill / sum(sample.turn.output_tokens for sample in result.samples if sample.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    words: str
+    elastic_price: float
+    """In those of the fixed pool."""
+    degraded: bool = False
+    fixed_is_priced: bool = False
+
+
 POLICIES = (("cost", False), ("cost", True), ("least_loaded", True), ("session", True), ("round_robin", True))
 """And whether they look at seconds only."""
-PRICES = (("same", 1.0, False), ("twice", 2.0, False), ("twice, fixed pool degraded", 2.0, True))
+CASES = (
+    Case("same", 1.0),
+    Case("same, the fixed pool as if it went when idle", 1.0, fixed_is_priced=True),
+    Case("twice", 2.0),
+    Case("twice, fixed pool degraded", 2.0, degraded=True),
+)
 SEEDS = (7, 8, 9)
+TRACES = {"production": production, "agentic": agentic}
+COLUMNS = ("dollars", "for a million output tokens", "TTFT mean", "p99", "e2e", "finished")
+
+
+def _row(arguments: tuple[str, Case, str, bool, float, int]) -> tuple[float, ...]:
+    trace, case, policy, seconds_only, seconds, seed = arguments
+    bill, result = release(
+        TRACES[trace](0.75, seconds, seed),
+        case.elastic_price * DOLLARS_PER_SECOND,
+        seconds_only=seconds_only,
+        degraded=case.degraded,
+        fixed_is_priced=case.fixed_is_priced,
+        seconds=seconds,
+        policy=policy,
+    )
+    return (
+        bill,
+        dollars_per_million(bill, result),
+        result.mean_ttft,
+        result.ttft_at(0.99),
+        result.mean_e2e,
+        float(result.finished),
+    )
 
 
 def main() -> None:
-    print("| trace | elastic price | policy | dollars | TTFT mean | p99 | e2e | finished |\n|---|---|---|---|---|---|---|---|")
-    for name, trace in (("production", production), ("agentic", agentic)):
-        for words, price, degraded in PRICES:
-            for policy, seconds_only in POLICIES:
-                runs = [
-                    release(
-                        trace(0.75, 400.0, seed),
-                        price * DOLLARS_PER_SECOND,
-                        seconds_only=seconds_only,
-                        degraded=degraded,
-                        policy=policy,
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", default=",".join(TRACES))
+    parser.add_argument("--seconds", type=float, default=1000.0)
+    parser.add_argument("--policies", default=",".join(dict.fromkeys(policy for policy, _ in POLICIES)))
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    print(f"| trace | elastic price | policy | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 3)}")
+    policies = [each for each in POLICIES if each[0] in given.policies.split(",")]
+    with multiprocessing.Pool(given.processes) as pool:
+        for trace in given.traces.split(","):
+            for case in CASES:
+                for policy, seconds_only in policies:
+                    rows = pool.map(
+                        _row, [(trace, case, policy, seconds_only, given.seconds, seed) for seed in SEEDS], chunksize=1
                     )
-                    for seed in SEEDS
-                ]
-                bills = [bill for bill, _ in runs]
-                means = [
-                    statistics.mean(measure(result) for _, result in runs)
-                    for measure in (
-                        lambda r: r.mean_ttft,
-                        lambda r: r.ttft_at(0.99),
-                        lambda r: r.mean_e2e,
-                        lambda r: float(r.finished),
+                    columns = list(zip(*rows, strict=True))
+                    means = [statistics.mean(column) for column in columns]
+                    shown = f"{policy}{', seconds only' if seconds_only and policy == 'cost' else ''}"
+                    print(
+                        f"| {trace} | {case.words} | {shown} | {means[0]:.1f} ({min(columns[0]):.1f}-{max(columns[0]):.1f}) | "
+                        f"{means[1]:.1f} | {means[2]:.2f} s | {means[3]:.2f} s | {means[4]:.1f} s | {means[5]:.0f} |",
+                        flush=True,
                     )
-                ]
-                shown = f"{policy}{', seconds only' if seconds_only and policy == 'cost' else ''}"
-                print(
-                    f"| {name} | {words} | {shown} | {statistics.mean(bills):.1f} ({min(bills):.1f}-{max(bills):.1f}) | "
-                    f"{means[0]:.2f} s | {means[1]:.2f} s | {means[2]:.1f} s | {means[3]:.0f} |",
-                    flush=True,
-                )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from serving.settings import Settings
     from serving.tenancy.database.base import Database
     from serving.tenancy.keys import KeyHashes, KeyRecord
+    from serving.tenancy.usage import UsageRow
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the gateway's settings; SERVING_… variables go over it.")
@@ -185,6 +186,8 @@ def usage(
         print(_csv(dimensions, records), end="")
     else:
         _print_usage(dimensions, records)
+        for line in _why_unknown(rows):
+            print(line, file=sys.stderr)
 
 
 def _settings(config: Path | None) -> Settings:
@@ -327,6 +330,20 @@ def _print_usage(dimensions: Sequence[str], records: Sequence[dict[str, Any]]) -
         for record in records
     ]
     _print_table([*dimensions, *_SHOWN.values()], rows, numbers=len(_SHOWN))
+
+
+def _why_unknown(rows: Sequence[UsageRow]) -> Iterator[str]:
+    """What to set where there are no dollars; records keep the prices of their time."""
+    if any(row.answered and row.dollars is None for row in rows):
+        yield (
+            "dollars, what tenants are charged, are unknown where no price holds: set prices.models.MODEL.prompt and .output, "
+            "dollars for a million tokens (or prices.pools.POOL); it holds for requests from then on."
+        )
+    if any(row.answered and row.machine_dollars is None for row in rows):
+        yield (
+            "machine dollars are unknown where a machine has no price: set targets.TARGET.dollars_per_accelerator_hour or "
+            "routing.pools.POOL.dollars_per_hour; it holds for requests from then on."
+        )
 
 
 def _cell(name: str, value: Any) -> str:

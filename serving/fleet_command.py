@@ -18,7 +18,7 @@ MOST_BYTES = 64 * 1024 * 1024
 UNKNOWN = "?"
 COLUMNS = (
     *("pool", "endpoint", "state", "in flight", "running", "waiting", "cache", "hits"),
-    *("out tok/s", "prefill tok/s", "decode tok/s", "$/h", "$/M out", "reason"),
+    *("out tok/s", "prefill tok/s", "decode tok/s", "$/h", "used $/M out", "reason"),
 )
 PIPE_COLUMNS = 200
 """Width of a table that is not read on a terminal."""
@@ -31,7 +31,11 @@ def fleet(
     config: Annotated[Path | None, typer.Option(help="The gateway's YAML file, to find its address.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the pools and endpoints of a running gateway; what is not known is shown as "?"."""
+    """Show the pools and endpoints of a running gateway; what is not known is shown as "?".
+
+    "used $/M out" is the machine time that output tokens took, without idle time and prompts; `serving plan` and `serving replay`
+    divide the whole price by the output.
+    """
     import json
 
     report = ask_gateway(url or operator_url(config))

@@ -31,6 +31,7 @@ from serving.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from serving.core.money import SEVERAL
 from serving.core.outcomes import AttemptResult, Outcome, RetryDenied
 from serving.core.routes import supported
 from serving.cost.costs import Costs
@@ -543,6 +544,9 @@ class Pipeline:
             return
         passage.stay = None
         passage.failed_dollars += self._costs.fail(stay)
+        ctx = passage.ctx
+        here = (ctx.pool, ctx.target)
+        ctx.failed_at = here if ctx.failed_at is None or ctx.failed_at == here else SEVERAL
 
     def _settle(self, passage: Passage) -> None:
         """Give back what the request holds, then publish how it ended; only the first call does anything."""

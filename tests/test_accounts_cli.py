@@ -182,6 +182,14 @@ def test_usage_as_a_table(noted: Shell) -> None:
     assert lines[2].split() == ["red", "1", "100", "60", "5", "5.0", "0.000080", "unknown", "0", "0", "0"]
 
 
+def test_usage_says_what_to_set_where_dollars_are_unknown(noted: Shell) -> None:
+    _, said = noted.run("usage", *PERIOD)
+    assert "prices.models.MODEL.prompt" in said and "targets.TARGET.dollars_per_accelerator_hour" in said
+    _, said = noted.run("usage", *PERIOD, "--tenant", "red")
+    assert "prices.models" not in said and "routing.pools.POOL.dollars_per_hour" in said
+    assert noted.run("usage", "--tenant", "nobody", *PERIOD)[1] == noted.run("usage", *PERIOD, "--format", "csv")[1] == ""
+
+
 def test_usage_as_csv_and_json_say_the_same(noted: Shell) -> None:
     options = ("usage", "--by", "tenant", "--by", "day", *PERIOD)
     from_json = json.loads(noted.run(*options, "--format", "json")[0])

@@ -36,7 +36,7 @@ def taken() -> Iterator[str]:
 
 
 def refusal(**variables: str) -> str:
-    done = subprocess.run(GATEWAY, env=environment(**variables), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(GATEWAY, env=environment(**variables), capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
@@ -84,7 +84,7 @@ def test_without_an_output_the_log_goes_to_the_errors(tmp_path: Path, closed: st
             time.sleep(0.05)
     finally:
         process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     assert "Traceback" not in errors.read_text()
     assert re.search(r"running on http://127\.0\.0\.1:[1-9]", errors.read_text()), "port 0 is a free one"
 
@@ -102,4 +102,4 @@ def test_without_any_output_it_runs() -> None:
             time.sleep(0.05)
     finally:
         process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0

@@ -10,6 +10,7 @@ from serving.api.ui_state import Charged, ChatModel, PlaygroundState, PoolState,
 from serving.core.clock import monotonic
 from serving.fleet.report import FleetReport, PoolReport
 from serving.fleet.store import Fleet
+from serving.observability.busiest import MOST_SHOWN
 from serving.observability.last_errors import LastErrors
 from serving.observability.window import PoolKey, View, Window
 from serving.routing.models import PublicModel
@@ -48,7 +49,7 @@ class Board:
     def state(self) -> State:
         view, pools = self._window.look(), self._report().pools
         keys = [(pool.model, pool.name, pool.target) for pool in pools]
-        in_all = view.figures(keys)
+        in_all, tenants = view.figures(keys), view.tenants
         shown = tuple(self._pool(pool, view) for pool in pools)
         return State(
             version=serving.__version__,
@@ -64,6 +65,8 @@ class Board:
             money=view.money(keys),
             unpriced=tuple(dict.fromkeys(pool.name for pool in shown if pool.money.per_hour is None)),
             pools=shown,
+            tenants=tuple(tenants[:MOST_SHOWN]),
+            more_tenants=max(0, len(tenants) - MOST_SHOWN),
             history=tuple(view.history),
             errors=tuple(self._errors.newest_first()),
             playground=self._playground(view, keys),

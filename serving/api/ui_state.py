@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serving.fleet.report import EndpointReport, FleetReport, PoolReport
+from serving.observability.busiest import TenantUse
 from serving.observability.last_errors import RequestFailure
 from serving.observability.window import Figures, History, Money, Said
 
@@ -80,6 +81,10 @@ class State:
     unpriced: tuple[str, ...]
     """Pools whose price is not known, which `money` is without."""
     pools: tuple[PoolState, ...]
+    tenants: tuple[TenantUse, ...]
+    """Those that used the most in the window."""
+    more_tenants: int
+    """Others that used something."""
     history: tuple[History, ...]
     errors: tuple[RequestFailure, ...]
     playground: PlaygroundState

@@ -69,6 +69,15 @@ class Price(Record):
     """Other public figures, for orientation."""
 
 
+class CpuPrice(Record):
+    """What one CPU of a rented machine costs, where machines of any number of them are rented."""
+
+    dollars_per_cpu_hour: Positive
+    """Of a CPU as the system counts them: a hardware thread."""
+    date: Date
+    source: Text
+
+
 class FormatSupport(Record):
     """What a target makes of weights in one format."""
 
@@ -120,6 +129,8 @@ class Target(Record):
     runtime_bytes: Bytes = 3_000_000_000
     """Of an accelerator's memory: context, collectives and captured graphs. An estimate unless `sources` says otherwise."""
     price: Price | None = None
+    cpu_price: CpuPrice | None = None
+    """What `serving up` counts for the machine that it runs on, where there is no `price` since that depends on the machine."""
     nodes: Nodes
     pod: Pod
     sources: dict[Text, Text]

@@ -40,7 +40,8 @@ def table_lines(model: Model, wishes: Wishes, rows: list[Row]) -> Iterator[str]:
     if running:
         yield ""
         yield "bound, expected: output tokens/s of a node. The bound is the hardware's; what is expected was published, or is a"
-        yield "share of the bound, and was measured by nobody here unless it says so. Dollars at the catalog's prices or yours."
+        yield "share of the bound, and was measured by nobody here unless it says so. Dollars at the catalog's prices or yours:"
+        yield "the whole price of the node over its output; what output alone uses of a machine (serving fleet, /ui) is less."
     for row in rows:
         yield from (f"{row.name}: {note}" for note in row.plan.notes)
     for row in rows:

@@ -122,6 +122,8 @@ class RequestContext:
     """The answer ended before the engine said its usage."""
     machine: MachineDollars = UNPRICED
     """What it cost on the machines, once it is published; not what its tenant is charged."""
+    failed_at: tuple[str, str] | None = None
+    """Pool and target of its attempts that gave no answer and cost something; `SEVERAL` where they were at more than one."""
     finish_reason: str = ""
     status: int = 0
     interruption: Outcome | None = None

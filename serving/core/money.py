@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+SEVERAL = ("(several)", "(several)")
+"""In place of a pool and its target; no pool has such a name."""
+
 
 class MachineDollars(NamedTuple):
     """By kind of token; None where the machine has no price, which is not 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shlex
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from serving.catalog.hardware import Target
 from serving.catalog.load import find_profile, load_catalog
 from serving.catalog.model import Profile
 from serving.catalog.parallel import accelerators
@@ -117,7 +119,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
         environment=child_environment(
             {"SERVING_ENDPOINTS": endpoints, "SERVING_SERVER__HOST": host, "SERVING_SERVER__PORT": str(port)}
             | {"SERVING_CATALOG_DIR": str(options.catalog_root)}
-            | _machine(settings, profile, accelerators(profile, catalog.targets[profile.target]))
+            | _machine(settings, profile, catalog.targets[profile.target], screen)
             | ({} if secret.of_gateway is None else {"SERVING_RELAY__ENGINE_SECRET": secret.of_gateway})
         ),
         log_path=_fresh_log(log_dir / f"gateway-{port}.log"),
@@ -224,12 +226,26 @@ def _with_local(settings: Settings, engine_port: int, profile: Profile) -> str:
     return json.dumps([endpoint.model_dump(mode="json", exclude_none=True) for endpoint in (*settings.endpoints, local)])
 
 
-def _machine(settings: Settings, profile: Profile, number: int) -> dict[str, str]:
-    """How many accelerators the local engine runs on, beside what the user says of pools, where it is more than one."""
-    if number == 1:
-        return {}
+def _machine(settings: Settings, profile: Profile, target: Target, screen: Screen) -> dict[str, str]:
+    """How many accelerators the local engine runs on, where it is more than one, and what this machine costs, where that is
+    counted by its CPUs; beside what the user says of pools, which holds over both."""
     pools = {name: pool.model_dump(mode="json", exclude_unset=True) for name, pool in settings.routing.pools.items()}
-    return {"SERVING_ROUTING__POOLS": json.dumps({**pools, profile.name: {"accelerators": number}})}
+    own = pools.get(profile.name, {})
+    found: dict[str, float] = {}
+    number = accelerators(profile, target)
+    if number > 1:
+        found["accelerators"] = number
+    targets = settings.targets.get(profile.target)
+    is_priced = "dollars_per_hour" in own or (targets is not None and targets.dollars_per_accelerator_hour is not None)
+    if target.cpu_price is not None and not is_priced:
+        cpus, each = len(os.sched_getaffinity(0)), target.cpu_price.dollars_per_cpu_hour
+        found["dollars_per_hour"] = round(cpus * each, 4)
+        screen.say(
+            f"Dollars are counted at {found['dollars_per_hour']:g} an hour: {cpus} CPUs at {each:g} ({target.cpu_price.source}, "
+            f"{target.cpu_price.date}). If this machine costs something else, set "
+            f"targets.{profile.target}.dollars_per_accelerator_hour."
+        )
+    return {"SERVING_ROUTING__POOLS": json.dumps({**pools, profile.name: found | own})} if found else {}
 
 
 def _gateway_argv(config: Path | None) -> tuple[str, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from serving.core.clock import Clock, monotonic
-from serving.core.tasks import end_all
 from serving.fleet.engine_load import EngineLoad, read_load
 from serving.fleet.probe import Get, ProbeFailed
+from serving.fleet.rounds import Rounds
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.fleet_settings import LoadSettings
 
@@ -16,9 +15,8 @@ PATH = "/metrics"
 
 
 class LoadReader:
-    """Asks each ready endpoint once in a period, one after another and evenly spread, so that a hundred are no burst.
+    """Asks each ready endpoint once in a period.
 
-    An endpoint has one read under way at most: one that never answers holds up none of the others.
     An engine that does not answer, or answers nonsense, is left alone: what it said last grows stale and is then unknown.
     `failed` is called with the endpoint's pool, and `missed` with the endpoint, as often as it was asked and said nothing.
     `heard` gets what it said, and the most requests that this gateway had there (`in_flight`) while it was asked.
@@ -44,37 +42,20 @@ class LoadReader:
         self._heard = heard
         self._missed = missed
         self._clock = clock
-        self._reading: dict[str, asyncio.Task[None]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._rounds = Rounds("engine-load", self._ready, self._read, settings.period_seconds)
         fleet.load_stale_seconds = settings.stale_seconds
 
     async def __aenter__(self) -> LoadReader:
         if self._settings.enabled:
-            self._task = asyncio.create_task(self._go_round(), name="engine-load")
+            self._rounds.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [*self._reading.values(), *([self._task] if self._task is not None else [])]
-        await end_all(tasks)
+        await self._rounds.end()
 
-    async def _go_round(self) -> None:
-        period_seconds = self._settings.period_seconds
-        while True:
-            statuses = self._fleet.snapshot.statuses.values()
-            ready = [status.endpoint for status in statuses if status.state is EndpointState.READY]
-            for endpoint in ready:
-                self._begin(endpoint)
-                await asyncio.sleep(period_seconds / len(ready))
-            if not ready:
-                await asyncio.sleep(period_seconds)
-
-    def _begin(self, endpoint: Endpoint) -> None:
-        """Read one engine, unless its last read is still under way."""
-        if endpoint.name in self._reading:
-            return
-        task = asyncio.create_task(self._read(endpoint), name=f"engine-load-{endpoint.name}")
-        self._reading[endpoint.name] = task
-        task.add_done_callback(lambda _: self._reading.pop(endpoint.name, None))
+    def _ready(self) -> list[Endpoint]:
+        statuses = self._fleet.snapshot.statuses.values()
+        return [status.endpoint for status in statuses if status.state is EndpointState.READY]
 
     async def _read(self, endpoint: Endpoint) -> None:
         in_flight = self._in_flight(endpoint.name)

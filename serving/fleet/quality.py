@@ -7,7 +7,6 @@ reported endpoint gets no more requests. That may empty a model, which health ne
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,17 +14,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from serving.core.context import Usage
-from serving.core.tasks import end_all
 from serving.fleet.known_answers import Answer, NoAnswer, Reference, apart, probe_request, read_answer
 from serving.fleet.probe import Post, ProbeFailed
+from serving.fleet.rounds import Rounds
 from serving.fleet.store import Endpoint, EndpointState, Fleet
 from serving.quality_settings import QualitySettings
 
 log = logging.getLogger("serving.fleet")
 
 PROBES, ENOUGH = 3, 2
-IDLE_SECONDS = 1.0
-"""Between two looks for endpoints while there is none."""
 
 
 class ProbeResult(StrEnum):
@@ -50,7 +47,7 @@ class _Watched:
 
 
 class QualityWatch:
-    """One probe at a time for each endpoint, evenly spread over the period.
+    """Probes each ready endpoint that generates once in a period.
 
     `probed` is called with the endpoint, the result and what the answer cost after each probe.
     """
@@ -69,38 +66,22 @@ class QualityWatch:
         self._references = references
         self._probed = probed
         self._watched: dict[Endpoint, _Watched] = {}
-        self._asking: dict[Endpoint, asyncio.Task[None]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._rounds = Rounds("quality", self._askable, self.ask, settings.period_seconds)
 
     async def __aenter__(self) -> QualityWatch:
         if self._settings.enabled:
-            self._task = asyncio.create_task(self._go_round(), name="quality")
+            self._rounds.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [*self._asking.values(), *([self._task] if self._task is not None else [])]
-        await end_all(tasks)
+        await self._rounds.end()
 
-    async def _go_round(self) -> None:
-        period_seconds = self._settings.period_seconds
-        while True:
-            statuses = list(self._fleet.snapshot.statuses.values())
-            # What is unready is another process when it comes back, with answers of its own.
-            known = {status.endpoint for status in statuses if status.state is not EndpointState.UNREADY}
-            self._watched = {endpoint: watched for endpoint, watched in self._watched.items() if endpoint in known}
-            ready = [s.endpoint for s in statuses if s.state is EndpointState.READY and "generate" in s.endpoint.tasks]
-            for endpoint in ready:
-                self._begin(endpoint)
-                await asyncio.sleep(period_seconds / len(ready))
-            if not ready:
-                await asyncio.sleep(min(IDLE_SECONDS, period_seconds))
-
-    def _begin(self, endpoint: Endpoint) -> None:
-        if endpoint in self._asking:
-            return
-        task = asyncio.create_task(self.ask(endpoint), name=f"quality-{endpoint.name}")
-        self._asking[endpoint] = task
-        task.add_done_callback(lambda _: self._asking.pop(endpoint, None))
+    def _askable(self) -> list[Endpoint]:
+        statuses = list(self._fleet.snapshot.statuses.values())
+        # What is unready is another process when it comes back, with answers of its own.
+        known = {status.endpoint for status in statuses if status.state is not EndpointState.UNREADY}
+        self._watched = {endpoint: watched for endpoint, watched in self._watched.items() if endpoint in known}
+        return [s.endpoint for s in statuses if s.state is EndpointState.READY and "generate" in s.endpoint.tasks]
 
     async def ask(self, endpoint: Endpoint) -> None:
         """Probe an endpoint once."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from serving.core.clock import Clock, monotonic
 from serving.core.outcomes import OURS
+from serving.observability.busiest import Seen, TenantUse, busiest, seen_of
 from serving.observability.metrics import KINDS, Metrics
 
 PERIOD_SECONDS = 2.0
@@ -65,6 +66,7 @@ class Sample:
 
     at: float
     pools: Mapping[PoolKey, Counts]
+    tenants: Mapping[str, Seen]
     first_tokens: Mapping[tuple[str, ...], Sequence[int]]
     """Streams by their time to first token in the buckets of the histogram, by model and pool."""
     requests: float
@@ -127,6 +129,9 @@ class Window:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
+        # What was noted when this was made is from before anybody could bring the sums up to then.
+        self._samples.clear()
+        self._samples.append(self._read())
         self._task = asyncio.create_task(self._run(), name="window")
         return self
 
@@ -156,6 +161,7 @@ class Window:
     def _read(self) -> Sample:
         metrics, ledgers = self._metrics, self._ledgers
         metrics.before_scrape()
+        at = self._clock()  # as the bill: what is read meanwhile would be missing in its time
         pools: dict[PoolKey, Counts] = {}
         for (model, pool, target), row in metrics.tokens.rows.items():
             pools.setdefault((model, pool, target), Counts()).tokens = list(row)
@@ -167,8 +173,9 @@ class Window:
             pools.setdefault((model, pool, target), Counts()).used[KINDS.index(kind)] = dollars
         outcomes = metrics.requests.values()
         return Sample(
-            self._clock(),
+            at,
             pools,
+            seen_of(metrics),
             {labels: tuple(row) for labels, row in metrics.ttft.rows().items()},
             sum(outcomes.values()),
             sum(value for labels, value in outcomes.items() if labels[-1] in OURS),
@@ -194,6 +201,11 @@ class View:
     def failed(self) -> float:
         """Requests of the window that failed by this side's fault."""
         return self._end.failed - self._begin.failed
+
+    @property
+    def tenants(self) -> list[TenantUse]:
+        """Those with requests that ended in the window, the one with the most tokens first."""
+        return busiest(self._begin.tenants, self._end.tenants)
 
     def figures(self, pools: Iterable[PoolKey]) -> Figures:
         """Those of some pools together."""

@@ -50,7 +50,8 @@ LIGHT_SECONDS = 0.03
 """A request whose prompt takes no more than this at the slowest engine is small."""
 LIGHT_ERROR = 0.2
 LIGHT_REQUESTS = 15
-"""Of sixteen small requests one is looked at fully, and learned from."""
+LIGHT_LOOK_SECONDS = 0.01
+"""Of sixteen small requests one is looked at fully, and learned from; where many come, one in this time."""
 LIGHT_LOOKED_AT = 8
 MOST_FREE = 256
 """Sets of endpoints with a free slot that are remembered, of each model."""
@@ -82,14 +83,16 @@ class Group:
 class Light:
     """A small request that was looked at fully stands for the next ones like it."""
 
-    __slots__ = ("costs", "left", "most_bytes", "worth")
+    __slots__ = ("again_at", "costs", "left", "most_bytes", "worth")
 
-    def __init__(self, costs: list[tuple[Work, float, float]], most_bytes: float, worth: float) -> None:
+    def __init__(self, costs: list[tuple[Work, float, float]], most_bytes: float, worth: float, again_at: float) -> None:
         self.costs = costs
         """For each endpoint: what such a request costs there, and how much more for each request that is under way."""
         self.most_bytes = most_bytes
         self.worth = worth
         self.left = LIGHT_REQUESTS
+        """So many more it stands for in any case, and for all that come before `again_at`."""
+        self.again_at = again_at
 
 
 @dataclass(slots=True)
@@ -198,7 +201,7 @@ class Chooser:
         if not is_light:
             return self._least_cost(group, ask(), objective, explained)
         light = group.light.get(objective.name)
-        if light is not None and light.left and size_bytes <= light.most_bytes:
+        if light is not None and size_bytes <= light.most_bytes and (light.left > 0 or self._clock() < light.again_at):
             return self._lightly(light)
         choice = self._least_cost(group, ask(), objective, explained)
         group.light[objective.name] = self._light(group, choice, objective)
@@ -290,7 +293,8 @@ class Chooser:
             more = worth * ((1.0 + weights.decode * output) * rates.step_slope + added * (weights.decoders + weights.uneven))
             costs.append((work, base, more))
         cost_each = slowest * self.lessons.tokens_per_byte(choice.question.model)
-        return Light(_with_others(_evened(costs)), min(MOST_LIGHT_BYTES, LIGHT_SECONDS / cost_each), worth)
+        most_bytes = min(MOST_LIGHT_BYTES, LIGHT_SECONDS / cost_each)
+        return Light(_with_others(_evened(costs)), most_bytes, worth, self._clock() + LIGHT_LOOK_SECONDS)
 
     def _least_cost(self, group: Group, question: Question, objective: Objective, explained: bool) -> Choice:
         now = self._clock()
@@ -480,6 +484,9 @@ class Chooser:
             cache_tokens=work.cache_tokens,
         )
         work.heard_at = now
+        for group in self._groups.values():
+            for light in group.light.values():
+                light.again_at = now
         self._share_slots(work)
 
     def miss(self, endpoint: Endpoint, stale_seconds: float) -> None:

@@ -294,6 +294,9 @@ class Desk:
                 work.hear(NOTHING, load, now, begun=load.waiting_seconds)
                 peer.loads[number] = _Heard(work, load, now, load)
                 continue
+            if heard.said == heard.counted == load:
+                heard.at = now  # nothing happened there, as in most periods
+                continue
             done = load.prefilled_seconds - heard.said.prefilled_seconds
             if done < 0.0:
                 continue  # a datagram that was overtaken by a newer one

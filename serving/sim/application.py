@@ -12,7 +12,19 @@ from serving.sim.answers import Answer
 from serving.sim.drive import Driver
 from serving.sim.errors import EngineError, dump, read_body
 from serving.sim.exchange import GARBAGE, Exchange, Gone, Message, Receive, Send
-from serving.sim.generate import LEFT, Feed, build_choices, dead, draining, finished, full, prompts_of, read_priority, tell
+from serving.sim.generate import (
+    LEFT,
+    Feed,
+    build_choices,
+    dead,
+    draining,
+    finished,
+    full,
+    is_greedy,
+    prompts_of,
+    read_priority,
+    tell,
+)
 from serving.sim.model import QueueFull
 from serving.sim.other_answers import counted
 from serving.sim.routes import ROUTES
@@ -98,6 +110,7 @@ class Application:
             adapters=self._engine.adapters,
             priority=read_priority(body, exchange),
             seed=self._engine.seed,
+            drawn=0 if is_greedy(body) else self._engine.draw(body.get("seed")),
             is_wrong=is_hit and faults.wrong_answers,
             feed=feed,
         )

@@ -24,6 +24,7 @@ from serving.sim.plan import EnginePlan
 log = logging.getLogger("serving.sim")
 
 _LAST_WORDS_SECONDS = 1.0
+_DRAWS = 1 << 32
 WATCHDOG_SECONDS = 5.0
 """After so long vLLM's server ends itself when its engine is dead; seconds of the wall clock."""
 
@@ -61,6 +62,7 @@ class SimulatedEngine:
         self.fingerprint = f"vllm-{plan.version}-simulated"
         self.seed = seed + index
         self.chance = random.Random(self.seed)
+        self._drawn = self.seed
         self._faults = Faults()
         self._server: asyncio.Server | None = None
         self._placeholder: socket.socket | None = None
@@ -107,6 +109,13 @@ class SimulatedEngine:
     @property
     def models(self) -> list[EngineModel]:
         return [driver.model for driver in self.drivers]
+
+    def draw(self, seed: int | None) -> int:
+        """What makes a sampled answer another one than the last; the same for the same seed of a request."""
+        if seed is not None:
+            return 1 + seed % _DRAWS
+        self._drawn += 1
+        return 1 + self._drawn % _DRAWS
 
     @property
     def lag_seconds(self) -> float:

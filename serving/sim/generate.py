@@ -18,6 +18,8 @@ from serving.sim.text import Words, answer_length, chat_prompt, plain_prompt
 
 _COMPLETION_TOKENS = 16
 """vLLM's default for completions; its chat goes on until the context is full."""
+_GREEDY_BELOW = 1e-5
+"""As vLLM takes a temperature for 0; without one it samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ def prompts_of(body: Body, surface: Surface, token_bytes: int) -> list[Prompt]:
     return [plain_prompt(item, token_bytes) for item in given]
 
 
+def is_greedy(body: Body) -> bool:
+    """Whether the likeliest token is taken each time, so that the same prompt has the same answer."""
+    temperature = body.get("temperature")
+    return temperature is not None and temperature < _GREEDY_BELOW
+
+
 def read_priority(body: Body, exchange: Exchange) -> int:
     header = exchange.header("x-vllm-priority")
     try:
@@ -61,10 +69,11 @@ def build_choices(
     adapters: list[str],
     priority: int,
     seed: int,
+    drawn: int,
     is_wrong: bool,
     feed: Feed,
 ) -> list[Choice]:
-    """The sequences of a request, not yet in the model.
+    """The sequences of a request, not yet in the model. `drawn` is what chance makes of answers that are left to it.
 
     Raises:
         EngineError: a prompt does not fit into the context, or `n` is no number of choices
@@ -83,7 +92,7 @@ def build_choices(
         limit = min(default if asked is None else asked, room)
         for _ in range(copies):
             index = len(choices)
-            words = Words(prompt, plan.token_bytes, choice=index, is_wrong=is_wrong)
+            words = Words(prompt, plan.token_bytes, choice=index, drawn=drawn, is_wrong=is_wrong)
             length, finish = _length(body, plan, prompt, limit, seed + index)
             sequence = Sequence(
                 prompt=prompt,

@@ -78,11 +78,12 @@ def _vocabulary(token_bytes: int) -> tuple[bytes, ...]:
 
 
 class Words:
-    """One answer's text: the same for the same model, prompt and choice, on every engine of a fleet."""
+    """One answer's text: the same for the same model, prompt, choice and draw, on every engine of a fleet."""
 
-    def __init__(self, prompt: Prompt, text_bytes: int, *, choice: int = 0, is_wrong: bool = False) -> None:
+    def __init__(self, prompt: Prompt, text_bytes: int, *, choice: int = 0, drawn: int = 0, is_wrong: bool = False) -> None:
+        """`drawn` is 0 where an answer is not left to chance, and another number for each that is."""
         self._vocabulary = _vocabulary(text_bytes)
-        self._start = zlib.crc32(prompt.data) + 31 * choice + (17 if is_wrong else 0)
+        self._start = zlib.crc32(prompt.data) + 31 * choice + drawn + (17 if is_wrong else 0)
         self._token_bytes = prompt.token_bytes
 
     def text(self, start: int, end: int) -> str:

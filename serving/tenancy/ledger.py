@@ -101,10 +101,12 @@ class Ledger:
             (ctx.first_token or ctx.first_byte) - ctx.arrived if answered else None,
             *cost,
             *(_NO_MACHINE if ctx.machine is UNPRICED else [_nanodollars(part) for part in ctx.machine]),
+            *(ctx.failed_at or _NOWHERE),
         )
 
 
 _NO_MACHINE = (None,) * len(UNPRICED)
+_NOWHERE = (None, None)
 
 
 def _nanodollars(dollars: float | None) -> int | None:

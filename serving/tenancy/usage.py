@@ -42,6 +42,12 @@ _SUMS = {
     " OR (output_tokens IS NOT NULL AND output_nanodollars IS NULL)) THEN 1 ELSE 0 END)",
 }
 
+_FAILED = "machine_failed_nanodollars"
+_FAILED_AT = {"pool": "machine_failed_pool", "target": "machine_failed_target"}
+"""Columns that say where attempts without an answer were."""
+Groups = dict[tuple[str, ...], dict[str, Any]]
+"""By group: what `_SUMS` sums."""
+
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
@@ -66,7 +72,7 @@ class UsageRow:
     machine_cached_dollars: float | None
     machine_output_dollars: float | None
     machine_failed_dollars: float | None
-    """Of attempts that gave no answer."""
+    """Of attempts that gave no answer, in the group of the pool and target where they were; it may have no requests else."""
     estimated: int
     """Requests whose tokens are a guess, since the answer broke off."""
     tokens_unknown: int
@@ -108,22 +114,50 @@ def read_usage(
     `by` names `DIMENSIONS`; none gives one row. Raises: DatabaseError.
     """
     columns = [database.day_of if name == "day" else DIMENSIONS[name] for name in by]
-    places = ", ".join(str(place) for place in range(1, len(columns) + 1))
-    where, parameters = "ended_at >= ? AND ended_at < ?", [since.timestamp(), until.timestamp()]
-    sql = f"SELECT {', '.join([*columns, *_SUMS.values()])} FROM serving_ledger WHERE {where}"
+    where = "ended_at >= ? AND ended_at < ?"
+    parameters: list[Any] = [since.timestamp(), until.timestamp()]
     if tenant is not None:
-        sql += " AND tenant = ?"
+        where += " AND tenant = ?"
+        parameters.append(tenant)
+    found: Groups = {}
+    for row in _grouped(database, columns, list(_SUMS.values()), where, parameters):
+        sums = dict(zip(_SUMS, row[len(columns) :], strict=True))
+        if sums["requests"]:
+            found[_group(row, len(columns))] = sums
+    if _FAILED_AT.keys() & set(columns):
+        _move_failed(database, columns, where, parameters, found)
+    return [_row(group, found[group]) for group in sorted(found)]
+
+
+def _move_failed(database: Database, columns: Sequence[str], where: str, parameters: Sequence[Any], found: Groups) -> None:
+    """Take what failed elsewhere out of the groups that answered, and put it where it failed."""
+    width = len(columns)
+    names = [*columns, *(_FAILED_AT.get(column, column) for column in columns)]
+    elsewhere = f"{where} AND (machine_failed_pool <> pool OR machine_failed_target <> target)"
+    for row in _grouped(database, names, [f"sum({_FAILED})"], elsewhere, parameters):
+        answered, failed, nanodollars = _group(row, width), _group(row[width:], width), int(row[-1] or 0)
+        for group, more in ((answered, -nanodollars), (failed, nanodollars)):
+            sums = found.setdefault(group, dict.fromkeys(_SUMS))
+            sums[_FAILED] = int(sums[_FAILED] or 0) + more
+
+
+def _grouped(
+    database: Database, columns: Sequence[str], sums: Sequence[str], where: str, parameters: Sequence[Any]
+) -> Sequence[Sequence[Any]]:
+    sql = f"SELECT {', '.join([*columns, *sums])} FROM serving_ledger WHERE {where}"
     if columns:
-        sql += f" GROUP BY {places} ORDER BY {places}"
-    rows = database.execute(sql, parameters if tenant is None else [*parameters, tenant])
-    found = [_row(row[: len(columns)], dict(zip(_SUMS, row[len(columns) :], strict=True))) for row in rows]
-    return [row for row in found if row.requests]
+        sql += f" GROUP BY {', '.join(str(place) for place in range(1, len(columns) + 1))}"
+    return database.execute(sql, parameters)
 
 
-def _row(group: Sequence[Any], sums: Mapping[str, Any]) -> UsageRow:
+def _group(row: Sequence[Any], width: int) -> tuple[str, ...]:
+    return tuple(str(part) for part in row[:width])
+
+
+def _row(group: tuple[str, ...], sums: Mapping[str, Any]) -> UsageRow:
     counts = {name: _integer(value) for name, value in sums.items() if name != "seconds"}
     return UsageRow(
-        group=tuple(str(part) for part in group),
+        group=group,
         requests=counts["requests"] or 0,
         answered=counts["answered"] or 0,
         prompt_tokens=counts["prompt_tokens"],

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from serving.api.ui import CHAT, FILES, FOLDER, PAGE, STATE, is_same_origin, own_names, why_no_playground
+from serving.observability.busiest import MOST_SHOWN
 from serving.settings import Settings
 from tests.doubles.raw_client import RawResponse, ask
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.settling import settled
+from tests.doubles.tenants import bearer, tenants
 from tests.flow.conftest import all_ready, chat, settings_over
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -125,13 +127,43 @@ async def test_dollars_are_those_of_the_series_and_their_parts_sum_up(engine: Sc
             money = (await state_of(gateway))["money"]
             return [] if money["per_million_output_tokens"] else [str(money)]
 
-        await settled(priced, within_seconds=5.0)
+        await settled(priced)
         state = await state_of(gateway)
         money = state["money"]
-        assert money["per_hour"] == pytest.approx(36.0, rel=0.2), "what it costs, over a window of a second"
+        assert money["per_hour"] == pytest.approx(36.0, rel=0.01), "also over a window of a second"
         assert money["used_per_hour"] + money["idle_per_hour"] == pytest.approx(money["per_hour"], rel=0.01)
         assert 0 < money["used_per_hour"] < 36.0
         assert state["unpriced"] == [] and state["pools"][0]["money"] == money
+
+
+async def test_what_machines_cost_is_right_from_the_first_moment_on(engine: ScriptedEngine) -> None:
+    pools = {"routing": {"pools": {"default": {"dollars_per_hour": 36.0}}}}
+    async with RunningGateway(settings_over({"e1": engine}, server={"operator_port": 0}, **pools)) as gateway:
+        for _ in range(5):
+            assert (await state_of(gateway))["money"]["per_hour"] == pytest.approx(36.0, rel=0.01)
+
+
+async def test_tenants_are_shown_by_what_they_used(engine: ScriptedEngine) -> None:
+    names = [f"t{number:02}" for number in range(MOST_SHOWN + 3)]
+    sections = tenants({name: {} for name in names}) | {"prices": {"models": {"tiny": {"prompt": 1.0, "output": 2.0}}}}
+    async with page_over(engine, **sections) as gateway:
+        assert (await state_of(gateway))["tenants"] == []
+        for number, name in enumerate(names):
+            body = chat(max_tokens=1 + number)
+            assert (await ask(gateway.url, "/v1/chat/completions", body, headers=bearer(name))).status == 200
+
+        async def all_seen() -> list[str]:
+            state = await state_of(gateway)
+            return [] if state["more_tenants"] == 3 else [str(state["tenants"])]
+
+        await settled(all_seen)
+        state = await state_of(gateway)
+        assert [each["name"] for each in state["tenants"]] == names[:2:-1]
+        first = state["tenants"][0]
+        assert first["requests"] == 1 and first["output_tokens"] == len(names)
+        assert first["used_dollars"] is None, "the machine has no price"
+        assert first["charged_dollars"] == pytest.approx((first["prompt_tokens"] + 2 * first["output_tokens"]) / 1e6)
+        assert (await ask(gateway.url, STATE)).status == 404, "only operators see who the others are"
 
 
 async def test_throughput_is_the_engines_own_where_all_of_them_tell(engine: ScriptedEngine) -> None:
@@ -141,7 +173,7 @@ async def test_throughput_is_the_engines_own_where_all_of_them_tell(engine: Scri
         async def told() -> list[str]:
             return [] if (await state_of(gateway))["throughput"]["of_engines"] else ["not yet"]
 
-        await settled(told, within_seconds=5.0)
+        await settled(told)
 
 
 async def test_models_that_can_chat_are_offered(engine: ScriptedEngine) -> None:

@@ -22,6 +22,8 @@ MODEL = "glm-5.2"
 SLOTS = 4
 CLIENTS = 12
 """More than slots, so that some wait."""
+PROBE_SECONDS = 2.0
+"""Between two probes of an engine's answers."""
 LAST_SECONDS = 10.0
 """That requests have which are under way at the end."""
 WATTS = {"rocm-mi355x": 1100.0, "cuda-b200": 900.0}
@@ -29,7 +31,7 @@ PROFILES = {"mi355x": ("glm-5.2-mxfp4-mi355x", "rocm-mi355x"), "b200": ("glm-5.2
 TERMS: dict[str, dict[str, Any]] = {
     "red": {"limits": {"dollars_per_day": 100.0, "tokens_per_minute": 10_000_000}},
     "blue": {"priority": "interactive"},
-    "green": {"limits": {"requests_per_minute": 20}},
+    "green": {"limits": {"requests_per_minute": 3}},
 }
 
 
@@ -57,6 +59,7 @@ def settings(simulated: Mapping[str, str], real: RealEngine | None) -> Settings:
             "server": {"operator_port": 0},
             "prices": {"models": priced},
             "routing": {"pools": routed},
+            "quality": {"enabled": True, "period_seconds": PROBE_SECONDS},
             **tenants(TERMS),
         }
     )

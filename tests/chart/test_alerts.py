@@ -45,7 +45,6 @@ def test_promtool_takes_the_rules(version: str) -> None:
 
 
 @pytest.mark.chart
-@pytest.mark.timeout(240)
 @VERSIONS
 def test_every_alert_rings_when_it_should_and_only_then(version: str, tmp_path: Path) -> None:
     done = run_promtool(version, "test", "rules", *promtool_files(CASES, tmp_path, RULES))

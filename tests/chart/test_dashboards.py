@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +35,6 @@ from tests.doubles.tools import ROOT, Helm, only
 
 EACH = pytest.mark.parametrize("name", sorted(BOARDS))
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "unknown": ("_total", "")}
-FROM_THE_GATE = {"serving_quality_state"}
-"""Given by the known-answer probes, where there are some."""
 
 
 def lost(given: Any, kept: Any, path: str = "") -> list[str]:
@@ -104,7 +105,7 @@ def exported() -> set[str]:
     kinds = {series.name: series.kind for group in GROUPS.values() for series in group}
     for vocabulary in load_catalog(SHIPPED).vocabularies.values():
         kinds |= vocabulary.metrics
-    names = set(recorded()) | FROM_THE_GATE
+    names = set(recorded())
     for name, kind in kinds.items():
         suffixes = SUFFIXES.get(kind, ("",))
         names |= {name if suffix == "_total" and name.endswith("_total") else name + suffix for suffix in suffixes}
@@ -160,6 +161,18 @@ def test_the_chart_delivers_the_rules(helm: Helm) -> None:
     rule = only(helm.template({"monitoring": {"rules": {"enabled": True}}}), "PrometheusRule", "-serving")
     groups = [group for path in (ALERTS, RECORDING) for group in yaml.safe_load(path.read_text())["groups"]]
     assert rule["spec"] == {"groups": groups}
+
+
+def test_links_of_the_plain_file_are_completed_as_its_page_says(tmp_path: Path) -> None:
+    plain = ROOT / "deploy" / "observability"
+    (command,) = re.findall(r"```bash\n(sed .*?)```", (plain / "README.md").read_text(), re.DOTALL)
+    shutil.copytree(plain / "rules", tmp_path / "rules")
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    said = [rule["annotations"] for rule in rules(tmp_path / "rules" / "alerts.yaml")]
+    assert len(said) == len(alerts())
+    for links_of in said:
+        assert links_of["runbook_url"].startswith("https://docs.example/runbooks/")
+        assert links_of["dashboard_url"].startswith("https://grafana.example/d/serving-")
 
 
 @pytest.mark.chart

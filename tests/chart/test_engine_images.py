@@ -64,7 +64,6 @@ def folders(place: Path) -> dict[str, Path]:
 
 @pytest.mark.chart
 @pytest.mark.engine
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("user", ["2000:0", "1000690000:0"])
 async def test_the_cpu_image_serves_a_real_model_on_a_read_only_root(tmp_path: Path, user: str) -> None:
     """As the image's own user, and as one that OpenShift might choose."""

@@ -121,7 +121,6 @@ def on_target(values: dict[str, Any], profile: str) -> dict[str, Any]:
     return {**values, "pools": moved}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("target", "profile"), sorted(FIRST_PROFILES.items()))
 def test_every_target_takes_every_kind_of_values(target: str, profile: str) -> None:
     three, four = Helm("helm-3"), Helm("helm-4")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from serving.api.ui import FOLDER
+from serving.catalog.table_text import TITLES
 from serving.core.context import Usage
 from serving.cost.machine_time import Account, Stay
 from serving.cost.totals import PoolTotals
+from serving.fleet_command import COLUMNS
 from tests.cost.test_machine_time import Rates
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cost.md"
@@ -46,6 +50,16 @@ def test_the_example_is_computed() -> None:
     table = [_row(name, seconds, tokens) for name, (seconds, tokens) in rows.items()]
     text = PAGE.read_text(encoding="utf-8")
     assert [row for row in table if row not in text] == []
+
+
+def test_used_and_whole_dollars_of_output_have_names_of_their_own() -> None:
+    """One divides what output took, the other one everything: nobody is to compare the two."""
+    assert "used $/M out" in COLUMNS and "$/M out" in TITLES
+    for name in ("page.html", "page.js"):
+        named = re.findall(r"(\w+) \$ / M output", (FOLDER / name).read_text(encoding="utf-8"))
+        assert named and set(named) == {"used"}, name
+    text = PAGE.read_text(encoding="utf-8")
+    assert f"they are 38.73 and\n{10 * DOLLARS_PER_SECOND / 1000 * 1e6:.2f}" in text
 
 
 def _row(name: str, seconds: float, tokens: int | None) -> str:

@@ -16,8 +16,8 @@ from tests.doubles.real_engine import free_port
 from tests.doubles.span_sink import OtlpReceiver
 from tests.doubles.tools import tool
 
-START_SECONDS = 30.0
-STOP_SECONDS = 10.0
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
 
 
 @dataclass

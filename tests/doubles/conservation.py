@@ -23,7 +23,7 @@ from serving.settings import Settings
 from tests.doubles.engine_log import Record
 from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 
 REQUESTS = "serving_requests_total"
 ATTEMPTS = "serving_engine_attempts_total"
@@ -171,7 +171,7 @@ async def conserved(
     engines: Mapping[str, ScriptedEngine],
     expected: Expectation | None = None,
     *,
-    within_seconds: float = 3.0,
+    within_seconds: float = HANG_SECONDS,
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway over engines (by endpoint name) and check conservation when the body ends well.
 

@@ -19,8 +19,9 @@ import yaml
 
 from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import MetricValues
+from tests.doubles.settling import HANG_SECONDS
 
-START_SECONDS = 60
+START_SECONDS = 180.0
 
 
 class GatewayProcess:
@@ -64,7 +65,7 @@ class GatewayProcess:
         return time.monotonic()
 
     async def ended(self) -> int:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             return await self.process.wait()
 
 

@@ -272,7 +272,9 @@ class KubernetesApi:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         except Exception as error:  # noqa: BLE001 raised at the end
-            self._faults.append(error)
+            # To write to a client that has just gone is a RuntimeError of uvloop's.
+            if not (isinstance(error, RuntimeError) and writer.transport.is_closing()):
+                self._faults.append(error)
         finally:
             self._connections.pop(task, None)
             writer.transport.abort()

@@ -21,7 +21,7 @@ REQUEST = b"GET /livez HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
 
 def probe(address: tuple[str, int]) -> float:
     started = time.monotonic()
-    with socket.create_connection(address, timeout=30) as connection:
+    with socket.create_connection(address, timeout=180) as connection:
         connection.sendall(REQUEST)
         answer = b""
         while piece := connection.recv(4096):

@@ -21,7 +21,7 @@ from tests.doubles.real_engine import free_port
 
 NOBODY = 65534
 """Whom it runs as where the tests run as root, which PostgreSQL refuses to do."""
-START_SECONDS = 60
+START_SECONDS = 180.0
 
 
 def programs() -> Path:

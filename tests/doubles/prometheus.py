@@ -18,7 +18,7 @@ import yaml
 from tests.doubles.real_engine import free_port
 from tests.doubles.tools import tool
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 SCRAPE_INTERVAL = "1s"
 
 
@@ -64,9 +64,12 @@ class Prometheus:
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}{query}", timeout=30) as answer:
             return json.load(answer)["data"]
 
-    def points(self, query: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series now. Raises: NoPoints, also where no value is a number."""
-        result = self.get("query", query=query)["result"]
+    def points(self, query: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each series now, or at a moment of the wall clock.
+
+        Raises: NoPoints, also where no value is a number.
+        """
+        result = self.get("query", query=query, **({} if at is None else {"time": f"{at:.3f}"}))["result"]
         found = [(series["metric"], float(series["value"][1])) for series in result]
         finite = [(labels, value) for labels, value in found if math.isfinite(value)]
         if not finite:
@@ -79,12 +82,17 @@ class Prometheus:
 
 @contextlib.contextmanager
 def running_prometheus(
-    version: str, folder: Path, scrape: Sequence[Mapping[str, Any]], rules: Sequence[Path] = ()
+    version: str,
+    folder: Path,
+    scrape: Sequence[Mapping[str, Any]],
+    rules: Sequence[Path] = (),
+    *,
+    evaluation_interval: str = SCRAPE_INTERVAL,
 ) -> Iterator[Prometheus]:
     """Start one, yield it when it is ready, and end it."""
     program = tool(version, "prometheus")
     configuration = folder / "prometheus.yml"
-    intervals = {"evaluation_interval": SCRAPE_INTERVAL}
+    intervals = {"evaluation_interval": evaluation_interval}
     configuration.write_text(
         yaml.safe_dump({"global": intervals, "scrape_configs": list(scrape), "rule_files": [str(path) for path in rules]})
     )

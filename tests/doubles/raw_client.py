@@ -13,11 +13,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
+from tests.doubles.settling import HANG_SECONDS
+
 End = Literal["complete", "fin", "rst", "truncated", "malformed"]
 """How a body ended: as its framing says, by FIN where that is its framing, by a reset, cut short, or framed wrongly."""
 
 
-RECEIVE_SECONDS = 10
+RECEIVE_SECONDS = HANG_SECONDS
 """A peer that is silent for longer fails the test here, where it can be seen."""
 
 

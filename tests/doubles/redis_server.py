@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from tests.doubles.tools import tool
 
-START_SECONDS = 20
+START_SECONDS = 180.0
 
 
 def redis_program() -> Path:

@@ -17,6 +17,24 @@ from serving.api.edge import Asgi
 from serving.app import Gateway, Server, create_app
 from serving.settings import Settings
 from tests.doubles.raw_client import ask
+from tests.doubles.settling import HANG_SECONDS
+
+PATIENCE = {
+    "probe": {"timeout_seconds": HANG_SECONDS},
+    "relay": {"connect_timeout_seconds": HANG_SECONDS},
+    "limits": {"header_timeout_seconds": HANG_SECONDS},
+}
+"""Settings where a test says nothing of its own: gateways, engines and clients share one process, which a busy machine may let
+wait for seconds. An engine is not down for that, and a client whose turn comes late has its connection."""
+
+
+def patient(settings: Settings) -> Settings:
+    """With `PATIENCE` in place of what was left at its default."""
+    sections = {}
+    for name, waits in PATIENCE.items():
+        section = getattr(settings, name)
+        sections[name] = section.model_copy(update={key: waits[key] for key in waits.keys() - section.model_fields_set})
+    return settings.model_copy(update=sections)
 
 
 class MetricValues:
@@ -76,7 +94,7 @@ class RunningGateway:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.app = create_app(settings)
+        self.app = create_app(patient(settings))
         self.arrived: list[tuple[str, str]] = []
         self.port = 0
         self._server: _Server | None = None

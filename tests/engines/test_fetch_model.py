@@ -49,7 +49,7 @@ def fetch(
     if content is not None:
         (place / "huggingface_hub.py").write_text(HUB.replace("CONTENT", repr(content)).replace("LISTED", repr(listed)))
     command = [sys.executable, "-S", str(PROGRAM), "org/name", "abc", str(folder), *files]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(place)}, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(place)}, timeout=180)
     calls = place / "calls"
     return done.returncode, done.stdout + done.stderr, len(calls.read_text().splitlines()) if calls.exists() else 0
 
@@ -98,7 +98,7 @@ def test_of_two_pods_one_fetches(model: Path) -> None:
         other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(model.parent / "library")})
         assert other.stdout is not None and other.stdout.readline() == "another pod is fetching; waiting for it\n"
         (model / ".fetched-abc").touch()
-    said, _ = other.communicate(timeout=60)
+    said, _ = other.communicate(timeout=180)
     assert (other.returncode, said) == (0, "org/name@abc was fetched by another pod\n")
 
 

@@ -31,6 +31,7 @@ from tests.doubles.raw_client import ask
 from tests.doubles.real_engine import EngineDied, RealEngine, running_engine
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import HANG_SECONDS
 from tests.doubles.tiny_model import tiny_model
 
 FILE = GUARD_FOLDER / "serving_guard.py"
@@ -295,7 +296,7 @@ def test_the_file_needs_nothing_but_the_standard_library_of_python_3_10(tmp_path
     (tmp_path / FILE.name).write_bytes(FILE.read_bytes())
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import serving_guard; print(serving_guard.Guard.__name__)"
     environ = {"SERVING_ENGINE_SECRET": SECRET}
-    run = subprocess.run([sys.executable, "-I", "-S", "-c", code], env=environ, capture_output=True, text=True, timeout=30)
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", code], env=environ, capture_output=True, text=True, timeout=180)
     assert (run.stdout.strip(), run.stderr) == ("Guard", "")
     ast.parse(FILE.read_text(), feature_version=(3, 10))
     assert sorted(path.name for path in GUARD_FOLDER.iterdir() if path.name != "__pycache__") == [FILE.name]
@@ -341,7 +342,7 @@ def test_the_printed_command_does_not_hold_the_secret() -> None:
             env={**os.environ, "SERVING_ENGINE_SECRET": SECRET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         assert run.returncode == 0, run.stderr
         assert GUARD in run.stdout
@@ -432,7 +433,7 @@ def gateway_to(url: str, secret: str | None) -> RunningGateway:
 
 
 async def ready(gateway: RunningGateway) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while (await ask(gateway.url, "/readyz")).status != 200:
             await asyncio.sleep(0.05)
 
@@ -491,7 +492,7 @@ Direct = Callable[..., Answer]
 @pytest.fixture
 def direct(guarded: RealEngine) -> Iterator[Direct]:
     """Ask the engine over one connection: method, path exactly as it goes out, secret."""
-    connection = http.client.HTTPConnection(urlsplit(guarded.url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urlsplit(guarded.url).netloc, timeout=180)
 
     def once(method: str, path: str, secret: str | None = None, body: Any = None) -> Answer:
         headers = {} if secret is None else {HEADER: secret}
@@ -580,7 +581,7 @@ async def test_a_gateway_without_the_secret_says_why_it_is_not_ready(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with gateway_to(guarded.url, secret) as gateway:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while reason not in caplog.text:
                 await asyncio.sleep(0.05)
         assert (await ask(gateway.url, "/readyz")).status == 503

@@ -140,7 +140,7 @@ def test_become_the_program_with_its_environment() -> None:
     )
     environment = {**os.environ, "SERVING_AUTH__API_KEY": "secret", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True, env=environment) as process:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=180)
         assert output.split() == [str(process.pid), "b", "None"]
 
 

@@ -111,13 +111,25 @@ def test_the_gateway_is_told_what_the_engine_runs_on(
     options: up.UpOptions, planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, gateway, _ = planned(options)
-    assert "SERVING_ROUTING__POOLS" not in gateway.environment, "one, as is taken anyhow"
+    (pool,) = json.loads(gateway.environment["SERVING_ROUTING__POOLS"]).values()
+    assert set(pool) == {"dollars_per_hour"}, "one accelerator, as is taken anyhow"
     assert gateway.environment["SERVING_CATALOG_DIR"] == str(options.catalog_root), "where the prices are"
     monkeypatch.setenv("SERVING_ENDPOINTS", '[{"name": "x", "url": "http://x:1", "model": "x", "pool": "mine"}]')
     monkeypatch.setenv("SERVING_ROUTING__POOLS", '{"mine": {"dollars_per_hour": 7}}')
     _, gateway, _ = planned(replace(options, profile="glm-5.2-mxfp4-mi355x"))
     known = json.loads(gateway.environment["SERVING_ROUTING__POOLS"])
     assert known == {"mine": {"dollars_per_hour": 7.0}, "glm-5.2-mxfp4-mi355x": {"accelerators": 8}}
+
+
+def test_what_is_rented_by_the_cpu_costs_what_this_machine_has_of_them(
+    options: up.UpOptions, planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(10)))
+    _, gateway, _ = planned(options)
+    assert json.loads(gateway.environment["SERVING_ROUTING__POOLS"]) == {"smollm2-135m-cpu": {"dollars_per_hour": 0.33}}
+    monkeypatch.setenv("SERVING_TARGETS", '{"cpu-epyc": {"dollars_per_accelerator_hour": 5}}')
+    _, gateway, _ = planned(options)
+    assert "SERVING_ROUTING__POOLS" not in gateway.environment, "the user's price of the target holds"
 
 
 def test_the_users_file_is_passed_on_with_its_endpoints_and_times(

@@ -249,7 +249,7 @@ def test_two_at_once_build_once(tmp_path: Path) -> None:
     def build(folder: Path) -> None:
         built.append(folder)
         started.set()
-        assert go_on.wait(5)
+        assert go_on.wait(120)
         (folder / "f").write_text("x")
 
     def say(line: str) -> None:
@@ -258,7 +258,7 @@ def test_two_at_once_build_once(tmp_path: Path) -> None:
 
     first = threading.Thread(target=keep, args=(tmp_path / "k", build, said.append))
     first.start()
-    assert started.wait(5)
+    assert started.wait(120)
     keep(tmp_path / "k", build, say)
     first.join()
     assert len(built) == 1

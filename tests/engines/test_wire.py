@@ -14,7 +14,7 @@ import pytest
 
 from serving.engines.exchange import AnswerTimedOut, BrokenAnswer, Exchange, StaleConnection, Unreachable, WireError
 from serving.engines.wire import Address, Connection, Pool
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: engine\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK"
@@ -505,7 +505,7 @@ async def test_whoever_waits_for_a_closed_exchange_is_told(start: StartEngine) -
     waiting = asyncio.create_task(exchange.head())
     await asyncio.sleep(0)
     exchange.close()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(HANG_SECONDS):
         with pytest.raises(WireError):
             await waiting
 
@@ -825,7 +825,7 @@ async def test_more_waits_until_the_engine_has_room_and_the_wait_is_the_engines(
     exchange.deadline = 0.0
     assert exchange.overdue(now())
     go_on.set()
-    await asyncio.wait_for(pushing, 10.0)
+    await asyncio.wait_for(pushing, HANG_SECONDS)
     await until(lambda: read_bytes == 64 * 1024 * 300)
     exchange.close()
 

@@ -192,7 +192,7 @@ def test_the_systems_resolver_against_a_name_server(tmp_path: Path) -> None:
         ["unshare", "--map-root-user", "--mount", "--net", "sh", "-c", command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
     )
     assert done.returncode == 0, done.stderr

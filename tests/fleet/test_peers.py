@@ -13,6 +13,7 @@ from serving.fleet.dns import LookupFailed
 from serving.fleet.peers import MOST_PEERS, Peers
 from serving.fleet.seal import RECORD_BYTES, Refusal
 from serving.peer_settings import PeerSettings
+from tests.doubles.settling import HANG_SECONDS
 
 SECRET = "a secret of the whole release"
 SELDOM = {"period_seconds": 60, "silence_seconds": 300}
@@ -69,7 +70,7 @@ class Gateway:
 
 
 async def settled(diary: Diary) -> None:
-    await asyncio.wait_for(diary.something.wait(), 10)
+    await asyncio.wait_for(diary.something.wait(), HANG_SECONDS)
     diary.something.clear()
 
 
@@ -175,7 +176,7 @@ async def test_news_that_fail_once_are_told_the_next_time(caplog: pytest.LogCapt
 
     one.diary.records = records  # type: ignore[method-assign]
     async with one.peers:
-        await asyncio.wait_for(told.wait(), 10)
+        await asyncio.wait_for(told.wait(), HANG_SECONDS)
     assert "could not be sent" in caplog.text
 
 
@@ -205,7 +206,7 @@ async def test_gateways_find_each_other_by_a_name_and_outlive_its_server() -> No
     )
     peers = Peers(settings, Diary(), resolve=resolve)
     find = asyncio.create_task(peers._find())
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), HANG_SECONDS)
     find.cancel()
     assert peers.targets == (("127.0.0.1", 8002),)
 

@@ -16,6 +16,7 @@ from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
 from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import HANG_SECONDS
 from tests.doubles.vllm_audio import ReadForm, read_form
 from tests.flow.conftest import GatewayOver
 from tests.flow.test_surfaces import error_of
@@ -290,7 +291,7 @@ async def test_a_stream_that_is_left_is_charged_by_what_sound_is_worth(engine: S
                 if response.body.count(b"data:") == 2:
                     break
         record = engine.log.requests[0]
-        await asyncio.wait_for(record.peer_closed.wait(), 2.0)
+        await asyncio.wait_for(record.peer_closed.wait(), HANG_SECONDS)
         metrics = await gateway.metrics()
         assert 200 < metrics.sum("serving_tokens_estimated_total", kind="prompt") < 400
         assert metrics.sum("serving_tokens_estimated_total", kind="output") == 2

@@ -102,7 +102,7 @@ async def rest(gateway: RunningGateway | GatewayProcess, walk: Walk) -> None:
         ended = metrics.sum("serving_requests_total")
         return found if ended == walk.asked else [*found, f"asked {walk.asked}, ended {ended:g}"]
 
-    await settled(problems, within_seconds=10)
+    await settled(problems)
 
 
 GAUGES = ("serving_in_flight_requests", "serving_open_leases")

@@ -11,7 +11,7 @@ from tests.doubles.raw_client import RawClient, ask, request_bytes
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script, Usage
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.flow.conftest import GatewayOver, all_ready, chat, settings_over
 
 CHAT = "/v1/chat/completions"
@@ -29,7 +29,7 @@ async def test_leaving_before_the_first_byte_closes_the_engines_connection(
             await client.send(request_bytes(CHAT, chat(stream=stream)))
             record = await engine.request_arrived(1)
             client.hang_up(how)
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(HANG_SECONDS):
                 await record.peer_closed.wait()
         assert len(engine.log.requests) == 1
 
@@ -52,7 +52,7 @@ async def test_leaving_in_mid_stream_closes_the_engines_connection(engine: Scrip
             await engine.reached("held:4")
             await pieces.aclose()
         record = engine.log.requests[0]
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(HANG_SECONDS):
             await record.peer_closed.wait()
 
 
@@ -135,7 +135,7 @@ async def test_leaving_after_done_is_no_cancellation(engine: ScriptedEngine, gat
                 break
         await engine.reached("held:5")
         client.hang_up()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(HANG_SECONDS):
             await engine.log.requests[0].peer_closed.wait()
         metrics = await gateway.metrics()
         assert metrics.sum("serving_requests_total", outcome="ok") == 1
@@ -179,5 +179,5 @@ async def test_the_end_of_the_grace_time_is_said_in_the_stream(engine: ScriptedE
         assert response.end == "complete"
         assert not response.is_done
         assert b'"shutting_down"' in response.events[-1]
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(HANG_SECONDS):
             await engine.log.requests[0].peer_closed.wait()

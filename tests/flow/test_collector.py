@@ -19,7 +19,6 @@ from tests.flow.conftest import all_ready, chat, settings_over
 
 CHAT = "/v1/chat/completions"
 WHOLE = {f"POST {CHAT}", "admit", "route", "chat tiny", "relay"}
-WITHIN_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ async def whole_traces(collector: Collector, number: int) -> None:
         found = list(by_trace.values())
         return [] if len(found) == number and all(names == WHOLE for names in found) else [f"{len(found)} traces: {found[:3]}"]
 
-    await settled(problems, within_seconds=WITHIN_SECONDS)
+    await settled(problems)
 
 
 @pytest.mark.chart
@@ -63,7 +62,7 @@ async def test_o_obs_3_a_collector_that_hangs_or_is_down_slows_and_fails_nothing
             sent = (await gateway.metrics()).sum("serving_traces_total", result="sent")
             return [] if sent >= 21 else [f"{sent} sent"]
 
-        await settled(all_sent, within_seconds=WITHIN_SECONDS)
+        await settled(all_sent)
         collector.die()
         for _ in range(20):
             assert (await client.ask(CHAT, chat(stream=True))).is_done
@@ -74,7 +73,7 @@ async def test_o_obs_3_a_collector_that_hangs_or_is_down_slows_and_fails_nothing
             now = len({span.trace_id for _, span in collector.receiver.spans})
             return [] if now >= before + 20 else [f"{now - before} of 20"]
 
-        await settled(come_again, within_seconds=WITHIN_SECONDS)
+        await settled(come_again)
         assert (await gateway.metrics()).sum("serving_traces_total", result="dropped") == 0
 
 
@@ -106,7 +105,7 @@ async def test_o_obs_3_the_engines_spans_join_the_gateways(collector: Collector,
                 below = [span for service, span in spans if service == "vllm" and span.parent_span_id == attempt.span_id]
                 return [] if below and {span.trace_id for span in below} == {attempt.trace_id} else [f"{len(spans)} spans"]
 
-            await settled(problems, within_seconds=WITHIN_SECONDS)
+            await settled(problems)
     trace = {span.trace_id for service, span in collector.receiver.spans if service == "serving-gateway"}
     assert len(trace) == 1
     names = {span.name for service, span in collector.receiver.spans if span.trace_id in trace}

@@ -23,7 +23,7 @@ from tests.doubles.raw_client import RawClient, ask, request_bytes
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.flow.conftest import GatewayOver, chat, settings_over
 
 CHAT = "/v1/chat/completions"
@@ -111,7 +111,7 @@ async def test_leaving_closes_the_engines_connection(tls_engine: ScriptedEngine,
             await client.send(request_bytes(CHAT, chat(stream=True, max_tokens=50)))
             await client.read_head()
             record = await tls_engine.reached("held:4")
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(HANG_SECONDS):
             await record.peer_closed.wait()
 
 

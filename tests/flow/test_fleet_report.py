@@ -21,7 +21,7 @@ from tests.doubles.raw_client import RawClient, ask, request_bytes
 from tests.doubles.running_gateway import MetricValues, RunningGateway
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.flow.conftest import chat
 
 FAST = {"period_seconds": 0.05, "timeout_seconds": 1.0, "stale_seconds": 0.5}
@@ -71,7 +71,7 @@ async def test_what_operators_see(engine: ScriptedEngine, api: KubernetesApi) ->
             found = [each for each in seen["found"]["endpoints"] if each["load"]] and len(seen["found"]["endpoints"]) == 2
             return [] if found and seen["default"]["endpoints"][0]["load"] else ["not everything is known yet"]
 
-        await settled(known, within_seconds=5.0)
+        await settled(known)
         async with RawClient(gateway.url) as one, RawClient(gateway.url) as two:
             for client in (one, two):
                 await client.send(request_bytes("/v1/chat/completions", chat(stream=True)))
@@ -112,7 +112,7 @@ async def test_dollars_are_told_where_a_machine_has_a_price(engine: ScriptedEngi
             (now,) = (await pools(url))["default"]["endpoints"]
             return [] if now["dollars"]["per_million_output_tokens"] else [str(now["dollars"])]
 
-        await settled(priced, within_seconds=5.0)
+        await settled(priced)
         scrape = MetricValues((await ask(url, "/metrics")).body.decode())
         output = scrape.sum("serving_used_dollars_total", kind="output")
         (now,) = (await pools(url))["default"]["endpoints"]
@@ -122,7 +122,7 @@ async def test_dollars_are_told_where_a_machine_has_a_price(engine: ScriptedEngi
         async def found() -> list[str]:
             return [] if (await pools(url))["found"]["endpoints"] else ["not found yet"]
 
-        await settled(found, within_seconds=5.0)
+        await settled(found)
         (unpriced,) = (await pools(url))["found"]["endpoints"]
         assert unpriced["dollars"] == {"per_hour": None, "per_million_output_tokens": None}
 
@@ -137,7 +137,7 @@ async def test_the_ranks_of_an_engine_are_summed(engine: ScriptedEngine, api: Ku
             load = (await pools(gateway.operator_url))["default"]["endpoints"][0]["load"]
             return [] if load and (load["running"], load["ranks"], load["waiting"]) == (7.0, 3, None) else [f"{load}"]
 
-        await settled(summed, within_seconds=5.0)
+        await settled(summed)
 
 
 @pytest.mark.parametrize("answer", [Script(status=503), Script(body=b"<html>"), Script(blackhole=True), Script(body=b"")])
@@ -154,9 +154,9 @@ async def test_a_load_that_grew_old_is_unknown(engine: ScriptedEngine, api: Kube
         async def unknown() -> list[str]:
             return ["still known"] if await load() else []
 
-        await settled(told, within_seconds=5.0)
+        await settled(told)
         engine.routes["/metrics"] = answer
-        await settled(unknown, within_seconds=5.0)
+        await settled(unknown)
         assert gateway.app.fleet.load("fixed") is None
         scrape = MetricValues((await ask(gateway.operator_url, "/metrics")).body.decode())
         assert not scrape.select("serving_engine_running_requests", endpoint="fixed"), "no series, rather than 0"
@@ -236,7 +236,7 @@ async def test_an_answer_that_drips_ends_in_time(monkeypatch: pytest.MonkeyPatch
         closed.set()
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
-    async with server, asyncio.timeout(20):
+    async with server, asyncio.timeout(HANG_SECONDS):
         done = await run("--url", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         asked.set()
         await closed.wait()

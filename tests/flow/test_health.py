@@ -24,7 +24,7 @@ from tests.flow.conftest import GatewayOver, chat
 CHAT = "/v1/chat/completions"
 StartEngine = Callable[..., Awaitable[ScriptedEngine]]
 QUICK = {"open_seconds": 0.3, "most_open_seconds": 0.3, "token_timeout_seconds": 0.3}
-PROBE = {"period_seconds": 0.1, "timeout_seconds": 1.0}
+PROBE = {"period_seconds": 0.1}
 DRAINING = b'{"error":{"message":"cannot schedule new futures after shutdown","type":"InternalServerError","code":500}}'
 
 
@@ -36,13 +36,13 @@ def rotation(gateway: RunningGateway) -> list[str]:
     return [endpoint.name for endpoint in gateway.app.fleet.snapshot.candidates("tiny")]
 
 
-async def in_rotation(gateway: RunningGateway, *names: str, within_seconds: float = 5.0) -> None:
+async def in_rotation(gateway: RunningGateway, *names: str) -> None:
     async def problems() -> list[str]:
         statuses = gateway.app.fleet.snapshot.statuses
         is_ready = all(statuses[name].state is EndpointState.READY for name in names)
         return [] if is_ready and rotation(gateway) == list(names) else [f"in rotation: {statuses}"]
 
-    await settled(problems, within_seconds=within_seconds)
+    await settled(problems)
 
 
 async def ejections(gateway: RunningGateway) -> dict[tuple[str, str], float]:
@@ -119,7 +119,7 @@ async def test_o_hlt_2_a_worker_that_fails_everything_is_remembered(
         assert asked == 3, "as many requests as it takes, and no client is used to try it"
         assert (await gateway.metrics()).sum("serving_retries_total") <= 6
         engines["e1"].default, engines["e1"].probes = Script(), None
-        await in_rotation(gateway, "e1", "e2", "e3", within_seconds=10.0)
+        await in_rotation(gateway, "e1", "e2", "e3")
         for _ in range(6):
             assert (await ask(gateway.url, CHAT, chat())).status == 200
         assert len({record.header("x-request-id") for record in engines["e1"].log.requests}) > 3
@@ -132,7 +132,7 @@ async def test_o_hlt_4_an_engine_that_hangs_behind_green_health_is_out(
     start_engine: StartEngine, gateway_over: GatewayOver
 ) -> None:
     engines = {name: await start_engine() for name in ("e1", "e2")}
-    relay = {"first_byte_timeout_seconds": 0.5}
+    relay = {"first_byte_timeout_seconds": 2.0}  # in which a well engine answers on a busy machine, too
     async with gateway_over(engines, relay=relay, health=QUICK, probe=PROBE) as gateway:
         await in_rotation(gateway, "e1", "e2")
         engines["e1"].default = engines["e1"].probes = Script(blackhole=True)
@@ -151,7 +151,7 @@ async def test_o_hlt_4_an_engine_that_hangs_behind_green_health_is_out(
 
 async def test_o_hlt_4_when_every_engine_hangs_one_stays(start_engine: StartEngine, gateway_over: GatewayOver) -> None:
     engines = {name: await start_engine() for name in ("e1", "e2")}
-    relay = {"first_byte_timeout_seconds": 0.2, "max_attempts": 1}
+    relay = {"first_byte_timeout_seconds": 1.0, "max_attempts": 1}
     async with gateway_over(engines, relay=relay, health=QUICK, probe=PROBE) as gateway:
         await in_rotation(gateway, "e1", "e2")
         for engine in engines.values():

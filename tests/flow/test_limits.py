@@ -73,7 +73,7 @@ async def test_o_qos_2_tokens_are_reserved_first_and_settled_later(engine: Scrip
                 decided = gateway.app.admission.open_leases + (await gateway.metrics()).sum("serving_rejections_total")
                 return [] if decided == 20 else [f"{decided} of 20"]
 
-            await settled(all_decided, within_seconds=10)
+            await settled(all_decided)
             running = gateway.app.admission.open_leases
             reserved = 1000 - left(gateway, "a", most).tokens
             size = reserved // running

@@ -192,8 +192,8 @@ async def test_a_request_refused_at_the_edge_is_told_in_anthropics_shape(
         "header_bytes": 4096,
         "url_bytes": 4096,
         "body_bytes": 4096,
-        "header_timeout_seconds": 0.3,
-        "body_timeout_seconds": 0.3,
+        "header_timeout_seconds": 2.0,
+        "body_timeout_seconds": 2.0,
     }
     async with RunningGateway(settings_over({"e1": engine}, limits=limits)) as gateway, RawClient(gateway.url) as client:
         await client.send(sent)

@@ -11,7 +11,7 @@ from tests.doubles.conservation import Expectation
 from tests.doubles.raw_client import RawClient, ask, request_bytes
 from tests.doubles.script import Script, Usage
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.flow.conftest import GatewayOver, chat
 
 CHAT = "/v1/chat/completions"
@@ -33,7 +33,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed(engine: ScriptedEng
             await client.send(request_bytes(CHAT, chat()) + request_bytes(CHAT, chat()))
             record = await engine.request_arrived(1)
             client.hang_up("fin" if how == "fin" else "rst")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await record.peer_closed.wait()
 
 
@@ -49,7 +49,7 @@ async def test_the_last_bytes_of_an_answer_do_not_wait_for_ever(engine: Scripted
             left = gateway.open_connections - 1  # the scrape's own is not counted: it has closed
             return [] if left <= 0 else [f"{left} connections left"]
 
-        await settled(problems, within_seconds=10)
+        await settled(problems)
         for client in clients:
             client.hang_up()
 

@@ -6,6 +6,7 @@ The short runs are for every day; those of `make soak` are as long as the promis
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from serving.sim.scheduler import Limits as EngineLimits
 from tests.doubles.raw_client import HangUp, RawClient, request_bytes
 from tests.doubles.redis_server import RedisServer
 from tests.doubles.running_gateway import RunningGateway
+from tests.doubles.settling import become
 from tests.doubles.simulated_engine import simulated_engine
 from tests.doubles.tenants import bearer, crowd, tenants
 from tests.flow.conftest import chat
@@ -29,7 +31,7 @@ from tests.flow.test_limit_store import be_patient, two_gateways, urls
 from tests.flow.test_limits import CHAT, limits
 from tests.tenancy.test_fair_queue import jain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 SLOTS = 8
 STEP_SECONDS = 0.02
@@ -38,6 +40,8 @@ SLOT_SECONDS = STEP_SECONDS * TOKENS
 """How long an ordinary request has its slot."""
 CAPACITY_PER_SECOND = SLOTS / SLOT_SECONDS
 TEN_MINUTES = 600
+LONGEST_SECONDS = 150
+"""A busy machine may take so long for what is otherwise served in some seconds."""
 Works = list[Coroutine[Any, Any, None]]
 
 
@@ -57,6 +61,9 @@ class Seen:
 
 
 def p99(values: list[float]) -> float:
+    """Not a number where there are none."""
+    if not values:
+        return math.nan
     return sorted(values)[int(len(values) * 0.99)]
 
 
@@ -119,6 +126,9 @@ class Clients:
             for client in idle:
                 client.hang_up()
 
+    def served(self, tenant: str) -> int:
+        return len(self.seen[tenant].seconds) if tenant in self.seen else 0
+
     async def _ask(self, client: RawClient, tenant: str, body: Any, headers: dict[str, str]) -> None:
         seen = self.seen.setdefault(tenant, Seen())
         began = time.monotonic()
@@ -133,9 +143,11 @@ class Clients:
             seen.refused_seconds.append(seconds)
 
 
-async def for_seconds(seconds: float, works: Works) -> None:
+async def for_seconds(seconds: float, works: Works, enough: Callable[[], bool] = lambda: True) -> None:
+    """And on, on a busy machine, until `enough`."""
     tasks = [asyncio.create_task(work) for work in works]
     await asyncio.sleep(seconds)
+    await become(lambda: enough() or any(task.done() for task in tasks), within_seconds=LONGEST_SECONDS)
     failed = [task for task in tasks if task.done()]
     for task in tasks:
         task.cancel()
@@ -169,7 +181,7 @@ async def flooded(seconds: float, how: str) -> tuple[float, float]:
     found = []
     for is_flooded in (False, True):
         chance = random.Random(1)
-        async with gateway_with_slots([*quiet, "flood"], requests=64, wait_seconds=5) as gateway:
+        async with gateway_with_slots([*quiet, "flood"], requests=64, wait_seconds=LONGEST_SECONDS) as gateway:
             clients = Clients(gateway)
             works: Works = [clients.closed(name, partial(chance.expovariate, 1.0)) for name in quiet]
             if is_flooded and how == "connections":
@@ -177,7 +189,7 @@ async def flooded(seconds: float, how: str) -> tuple[float, float]:
             if is_flooded:
                 size = {"messages": [{"role": "user", "content": "word " * 1500}]} if how == "size" else {}
                 works += [clients.closed("flood", lambda: 0.05, **size) for _ in range(120 if how == "count" else 60)]
-            await for_seconds(seconds, works)
+            await for_seconds(seconds, works, lambda clients=clients: all(clients.served(name) for name in quiet))  # type: ignore[misc]
             for name in quiet:
                 assert set(clients.seen[name].statuses) == {200}, f"{name}: {clients.seen[name].statuses}"
             found.append(p99([each for name in quiet for each in clients.seen[name].seconds]))
@@ -203,20 +215,23 @@ async def test_a_flood_of_ten_minutes_does_not_hurt_the_others(how: str) -> None
     assert beside <= 1.5 * alone + SLOT_SECONDS
 
 
-async def shared(seconds: float) -> tuple[float, float]:
-    """Jain index of fifty tenants that want more than there is, and how busy the slots were."""
+async def shared(seconds: float, turns: int = 0) -> tuple[float, float]:
+    """Jain index of fifty tenants that want more than there is and have had that many turns each on the average, and how busy the
+    slots were."""
     names = [f"t{number}" for number in range(50)]
     async with gateway_with_slots(names, requests=512, wait_seconds=120) as gateway:
         clients = Clients(gateway)
-        await for_seconds(seconds, [clients.closed(name, lambda: 0.0) for name in names for _ in range(2)])
+        works = [clients.closed(name, lambda: 0.0) for name in names for _ in range(2)]
+        began = time.monotonic()
+        await for_seconds(seconds, works, lambda: sum(map(clients.served, names)) >= turns * len(names))
         served = [float(len(clients.seen[name].seconds)) for name in names]
-        busy = sum(served) / seconds / CAPACITY_PER_SECOND
+        busy = sum(served) / (time.monotonic() - began) / CAPACITY_PER_SECOND
         print(f"fifty tenants: Jain {jain(served):.4f}, slots busy {busy:.0%}")
         return jain(served), busy
 
 
 async def test_fifty_tenants_share_equally() -> None:
-    fairness, _ = await shared(20)
+    fairness, _ = await shared(0, turns=8)
     assert fairness >= 0.95
 
 
@@ -286,7 +301,6 @@ async def bursts(redis: RedisServer, rounds: int, size: int) -> None:
     async with simulated_engine(step_seconds=0.001) as engine:
         endpoints = [{"name": "e1", "url": engine.url, "model": "tiny"}]
         sections = tenants({name: limits(requests_per_minute=10) for name in names})
-        sections["probe"] = {"timeout_seconds": 60}  # a test machine that is busy for seconds must not end the run
         async with two_gateways(None, redis.url, endpoints=endpoints, **sections) as gateways:
             be_patient(gateways)
             async with crowd(urls(gateways), size) as clients:

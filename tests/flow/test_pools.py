@@ -28,7 +28,7 @@ async def become(condition: Callable[[], object]) -> None:
     async def problems() -> list[str]:
         return [] if condition() else ["the condition does not hold"]
 
-    await settled(problems, within_seconds=5.0)
+    await settled(problems)
 
 
 class Names:

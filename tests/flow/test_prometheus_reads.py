@@ -41,7 +41,7 @@ async def test_a_server_reads_names_and_kinds(engine: ScriptedEngine, tmp_path: 
                     return [str(error)]
                 return []
 
-            await settled(scraped, within_seconds=30.0)
+            await settled(scraped)
             kinds: dict[str, Any] = await asyncio.to_thread(server.get, "metadata")
             names = set(await asyncio.to_thread(server.label_values, '{__name__=~"serving_.+"}', "__name__"))
             used = await asyncio.to_thread(server.points, 'sum by (kind) (serving_used_dollars_total{target="own"})')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import become
 from tests.fleet.answers import completion
 from tests.fleet.test_known_answers import REFERENCE
 from tests.flow.conftest import all_ready, chat
 
 RIGHT, WRONG = Script(body=completion()), Script(body=completion(words="hgfedcba"))
 PERIOD_SECONDS = 0.1
+USERS = 4
 
 
 def settings_over(*engines: ScriptedEngine, reference: Path | None, **quality: Any) -> Settings:
@@ -47,13 +47,6 @@ def settings_over(*engines: ScriptedEngine, reference: Path | None, **quality: A
     )
 
 
-async def become(condition: Callable[[], object], within_seconds: float = 5.0) -> None:
-    async def problems() -> list[str]:
-        return [] if condition() else ["the condition does not hold"]
-
-    await settled(problems, within_seconds=within_seconds)
-
-
 def says(gateway: RunningGateway, name: str) -> bool | None:
     return gateway.app.fleet.snapshot.statuses[name].answers_rightly
 
@@ -73,17 +66,19 @@ async def test_one_that_begins_to_answer_wrongly_under_load(engine: ScriptedEngi
                 while not over.is_set():
                     statuses.append((await ask(gateway.url, "/v1/chat/completions", chat())).status)
 
-            users = [asyncio.create_task(use()) for _ in range(4)]
-            began, before = len(statuses), len(engine.log.requests)
+            users = [asyncio.create_task(use()) for _ in range(USERS)]
+            await become(lambda: engine.log.requests and other.log.requests)
             engine.probes = WRONG
             await become(lambda: says(gateway, "e1") is False)
-            asked = len(engine.log.requests)
-            await become(lambda: len(statuses) >= began + 200)
+            asked, served = len(engine.log.requests), len(statuses)
+            await become(lambda: len(statuses) >= served + 200)
+            if not eject:  # a slow one gets few of so many, and gets them all the same
+                await become(lambda: len(engine.log.requests) > asked + USERS)
             metrics = await gateway.metrics()
             report = (await ask(gateway.url, "/fleet")).json["pools"][0]["endpoints"]
             over.set()
             await asyncio.gather(*users)
-            assert set(statuses) == {200} and asked > before
+            assert set(statuses) == {200}
             assert metrics.sum("serving_quality_state", endpoint="e1", pool="p", target="cpu-epyc") == 0
             assert metrics.sum("serving_quality_state", endpoint="e2") == 1
             assert metrics.sum("serving_quality_probes_total", pool="p", result="outside") >= 2
@@ -91,9 +86,8 @@ async def test_one_that_begins_to_answer_wrongly_under_load(engine: ScriptedEngi
             assert tokens >= 48 * 4
             assert metrics.sum("serving_quality_dollars_total", kind="prompt") == pytest.approx(tokens / 1e6)
             assert "answers wrongly" in next(each["reason"] for each in report if each["name"] == "e1")
-            # With a little left over that was under way when it went out.
-            later = sum(request.path == "/v1/chat/completions" for request in engine.log.requests[asked:])
-            assert (later <= 4) is eject
+            if eject:  # with what was under way when it went out
+                assert len(engine.log.requests) <= asked + USERS
             engine.probes = RIGHT
             await become(lambda: says(gateway, "e1"))
 

@@ -21,6 +21,8 @@ from tests.flow.surfaces import MESSAGES, asking, assert_error
 from tests.flow.test_limits import CHAT, error_of
 
 Queue = dict[str, Any]
+LONG_SECONDS = 25.0
+"""Less than a request waits that gives itself no time, and more than a busy machine adds."""
 
 
 def over(engine: ScriptedEngine, slots: int, *, name: str = "e1", **more: Any) -> dict[str, Any]:
@@ -36,7 +38,7 @@ async def waits(gateway: RunningGateway, requests: int) -> None:
     async def problems() -> list[str]:
         return [] if queued(gateway) == requests else [f"{queued(gateway)} wait"]
 
-    await settled(problems, within_seconds=10)
+    await settled(problems)
 
 
 class Asked:
@@ -95,7 +97,7 @@ async def test_o_qos_5_one_that_waited_in_vain_is_told_so_in_time(engine: Script
             began = time.monotonic()
             answer = await ask(gateway.url, CHAT, chat())
             assert (answer.status, error_of(answer)["code"]) == (429, "queue_timeout")
-            assert 0.3 <= time.monotonic() - began < 3
+            assert 0.3 <= time.monotonic() - began < LONG_SECONDS
             assert 1 <= int(answer.header("retry-after") or 0) <= 60
             message = await ask(gateway.url, MESSAGES, asking(MESSAGES))
             assert message.status == 429
@@ -147,7 +149,7 @@ async def test_two_tenants_take_turns(engine: ScriptedEngine, gateway_over: Gate
             queue = [each.tenant for each in gateway.app.slots["tiny"].queue]
             return [] if queue.count("quiet") == 5 else [str(Counter(queue))]
 
-        await settled(quiet_are_in, within_seconds=10)
+        await settled(quiet_are_in)
         gate.open_all()
         answers = await asked.answers()
         order = [json.loads(record.request.body)["user"] for record in engine.log.requests if record.path == CHAT]
@@ -199,19 +201,19 @@ async def test_a_request_ends_with_the_time_it_gave_itself(
         answer = await ask(gateway.url, CHAT, chat(), headers={"x-request-timeout": "0.3"})
         assert (answer.status, error_of(answer)["code"]) == (504, "deadline_exceeded")
         assert "0.3 s" in error_of(answer)["message"]
-        assert 0.3 <= time.monotonic() - began < 10
+        assert 0.3 <= time.monotonic() - began < LONG_SECONDS
 
 
 async def test_a_stream_ends_with_the_time_it_gave_itself(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     """And it may not give itself more than the gateway does."""
     engine.script(Script(gate=Gate(events=3)), Script(blackhole=True))
-    relay = {"request_timeout_seconds": 1.0}
+    relay = {"request_timeout_seconds": 4.0}
     async with gateway_over({"e1": engine}, relay=relay) as gateway:
-        stream = await ask(gateway.url, CHAT, chat(stream=True), headers={"x-request-timeout": "0.3"})
+        stream = await ask(gateway.url, CHAT, chat(stream=True), headers={"x-request-timeout": "2"})
         assert stream.status == 200 and b'"code":"deadline_exceeded"' in stream.body and not stream.is_done
         began = time.monotonic()
         answer = await ask(gateway.url, CHAT, chat(), headers={"x-request-timeout": "900"})
-        assert answer.status == 504 and time.monotonic() - began < 10
+        assert answer.status == 504 and time.monotonic() - began < LONG_SECONDS
 
 
 async def test_the_time_it_gave_itself_holds_in_the_queue(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
@@ -221,9 +223,9 @@ async def test_the_time_it_gave_itself_holds_in_the_queue(engine: ScriptedEngine
             await holder.send(request_bytes(CHAT, chat()))
             await engine.reached("held")
             began = time.monotonic()
-            answer = await ask(gateway.url, CHAT, chat(), headers={"x-request-timeout": "0.25"})
+            answer = await ask(gateway.url, CHAT, chat(), headers={"x-request-timeout": "2"})
             assert (answer.status, error_of(answer)["code"]) == (429, "queue_timeout")
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < LONG_SECONDS
 
 
 async def test_what_waits_is_exported_from_the_start_and_by_pool(

@@ -29,10 +29,15 @@ from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.simulated_engine import simulated_engine
+from tests.doubles.virtual_time import VirtualTime, in_virtual_time, tell_its_time
 
 LAG = ("client's lag", "client's CPU")
 """Checks that other work on the machine can fail."""
 FAST = Rates(prefill_tokens_per_second=1_000_000, step_seconds=0.002)
+
+
+CLOCKED = tuple(f"serving.{name}" for name in ("replay.stream", "replay.run", "replay.load", "sim.drive", "sim.exchange"))
+"""Where a simulated engine and a replay read their clocks."""
 
 
 def profile(**fields: Any) -> ReplayProfile:
@@ -70,7 +75,11 @@ def check(report: Report, name: str) -> Any:
 
 
 def block_for(seconds: float) -> None:
-    time.sleep(seconds)
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualTime):
+        loop.advance(seconds)
+    else:
+        time.sleep(seconds)
 
 
 @asynccontextmanager
@@ -137,7 +146,9 @@ async def test_sessions_grow_in_the_cache() -> None:
     assert min(report.stages[0].columns.sent_late) >= 0
 
 
-async def test_a_second_run_is_not_warm_and_equals_the_first() -> None:
+@in_virtual_time
+async def test_a_second_run_is_not_warm_and_equals_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell_its_time(monkeypatch, *CLOCKED)
     found = profile(measure_seconds=2.0)
     async with simulated_engine(rates=Rates(prefill_tokens_per_second=1_000_000, step_seconds=0.02)) as engine:
         first = await run(engine.url, found, nonce="one")
@@ -179,7 +190,9 @@ async def test_another_clients_load_is_found_out() -> None:
     assert "somebody else" in faults(report)["no other load"]
 
 
-async def test_a_client_that_lags_says_so_and_its_lag_is_in_the_latencies() -> None:
+@in_virtual_time
+async def test_a_client_that_lags_says_so_and_its_lag_is_in_the_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell_its_time(monkeypatch, *CLOCKED)
     async with simulated_engine(rates=FAST) as engine:
         async with blocking_loop(0.25):
             report = await run(engine.url, rates=(60.0,), pace="paced")
@@ -281,9 +294,10 @@ async def test_a_scale_that_does_not_fit_is_refused_with_one_that_does() -> None
             await run(engine.url, scale=10.0)
 
 
-@pytest.mark.slow
-async def test_the_search_finds_a_known_capacity() -> None:
+@in_virtual_time
+async def test_the_search_finds_a_known_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four at a time, ten steps of 10 ms each: 40 requests a second."""
+    tell_its_time(monkeypatch, *CLOCKED)
     rates = Rates(prefill_tokens_per_second=1e9, step_seconds=0.01)
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=100_000, max_model_len=4096)
     found = profile(
@@ -341,7 +355,9 @@ async def test_a_run_that_is_stopped_in_its_first_load_has_no_report() -> None:
                 await running
 
 
-async def test_simulated_hardware_compares_as_it_was_configured() -> None:
+@in_virtual_time
+async def test_simulated_hardware_compares_as_it_was_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell_its_time(monkeypatch, *CLOCKED)
     reports = []
     for step_seconds in (0.010, 0.016):
         async with simulated_engine(rates=Rates(prefill_tokens_per_second=1e9, step_seconds=step_seconds)) as engine:

@@ -14,6 +14,7 @@ from tests.doubles.http_requests import ParsedRequest
 from tests.doubles.raw_client import HangUp, RawClient, RawResponse, ask, request_bytes
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import HANG_SECONDS
 from tests.flow.conftest import chat
 
 CHAT = "/v1/chat/completions"
@@ -23,9 +24,8 @@ def slow_answers(request: ParsedRequest) -> Script:
     return Script(itl_seconds=0.1, chunks=30) if json.loads(bytes(request.body)).get("stream") else Script(ttft_seconds=2.5)
 
 
-@pytest.mark.timeout(90)
 async def test_o_dsc_4_sigterm_under_load_cuts_nothing(engine: ScriptedEngine, tmp_path: Path) -> None:
-    delay_seconds, grace_seconds = 3.0, 15.0
+    delay_seconds, grace_seconds = 5.0, 2 * HANG_SECONDS
     async with gateway_process(
         {"e1": engine.url}, tmp_path, server={"drain_delay_seconds": delay_seconds, "shutdown_grace_seconds": grace_seconds}
     ) as gateway:
@@ -38,27 +38,25 @@ async def test_o_dsc_4_sigterm_under_load_cuts_nothing(engine: ScriptedEngine, t
             engine.choose = None
             told = gateway.terminate()
             while (probe := await prober.ask("/readyz")).status == 200:
-                assert time.monotonic() - told < delay_seconds, "readiness goes off before the listener"
+                pass  # it goes off before the listener, or this connection would end
             assert probe.json["status"] == "draining"
         served = 0
-        while time.monotonic() - told < delay_seconds - 0.3:
-            assert (await ask(gateway.url, CHAT, chat(max_tokens=1))).status == 200, "on a new connection, during the delay"
-            assert (await ask(gateway.url, "/livez")).status == 200
-            served += 1
-        assert served
-        await asyncio.sleep(max(0.0, told + delay_seconds + 0.5 - time.monotonic()))
+        with pytest.raises((ConnectionError, HangUp)):
+            while True:
+                assert (await ask(gateway.url, CHAT, chat(max_tokens=1))).status == 200, "on a new connection, during the delay"
+                assert (await ask(gateway.url, "/livez")).status == 200
+                served += 1
+        assert served and time.monotonic() - told >= delay_seconds
         with pytest.raises(ConnectionRefusedError):
             await ask(gateway.url, "/livez")
         for response in await asyncio.gather(*streams):
             assert response.is_done
             assert len(response.data) >= 30
         assert {response.status for response in await asyncio.gather(*wholes)} == {200}
-        assert await gateway.ended() == 0
-        assert time.monotonic() - told < delay_seconds + grace_seconds
+        assert await gateway.ended() == 0, "without waiting for the end of the grace time"
     assert {record.outcome for record in engine.log.requests} == {"completed"}
 
 
-@pytest.mark.timeout(60)
 async def test_o_dsc_4_the_end_of_the_grace_time_is_said_in_band(engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.script(Script(itl_seconds=0.2, chunks=600), Script(blackhole=True))
     async with (
@@ -81,14 +79,13 @@ async def test_o_dsc_4_the_end_of_the_grace_time_is_said_in_band(engine: Scripte
         refused = await waiting
         assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
         assert await gateway.ended() == 0
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(HANG_SECONDS):
         await engine.log.requests[0].peer_closed.wait()
 
 
-GRACE_SECONDS = 30
+GRACE_SECONDS = round(2 * HANG_SECONDS)
 
 
-@pytest.mark.timeout(60)
 async def test_o_dsc_4_idle_and_half_open_connections_hold_nothing_up(engine: ScriptedEngine, tmp_path: Path) -> None:
     """A kept connection, one without a byte and one with half a head: the process ends at once."""
     server = {"shutdown_grace_seconds": GRACE_SECONDS}
@@ -97,12 +94,10 @@ async def test_o_dsc_4_idle_and_half_open_connections_hold_nothing_up(engine: Sc
         async with RawClient(gateway.url), RawClient(gateway.url) as half:
             await half.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: ga")
             await asyncio.sleep(0.1)
-            told = gateway.terminate()
-            assert await gateway.ended() == 0
-            assert time.monotonic() - told < GRACE_SECONDS
+            gateway.terminate()
+            assert await gateway.ended() == 0, "without waiting for the end of the grace time"
 
 
-@pytest.mark.timeout(60)
 async def test_o_dsc_4_no_request_is_lost_while_the_listener_lives(engine: ScriptedEngine, tmp_path: Path) -> None:
     """Clients that ask on, on new and on kept connections: until the port is closed each gets its answer, whole."""
     engine.default = Script(ttft_seconds=0.01)
@@ -136,15 +131,14 @@ async def test_o_dsc_4_no_request_is_lost_while_the_listener_lives(engine: Scrip
                 client.hang_up()
                 client = None
 
-    server = {"drain_delay_seconds": 1.0, "shutdown_grace_seconds": 10}
+    server = {"drain_delay_seconds": 1.0, "shutdown_grace_seconds": GRACE_SECONDS}
     async with gateway_process({"e1": engine.url}, tmp_path, server=server) as gateway:
         asking = [asyncio.create_task(ask_on(keeps=number % 2 == 0)) for number in range(12)]
         while answered < 50:
             await asyncio.sleep(0.01)
-        told = gateway.terminate()
+        gateway.terminate()
         before = answered
         await asyncio.gather(*asking)
         assert answered > before, "served on during the delay"
-        assert await gateway.ended() == 0
-        assert time.monotonic() - told < 11
+        assert await gateway.ended() == 0, "without waiting for the end of the grace time"
     assert {record.outcome for record in engine.log.requests} == {"completed"}

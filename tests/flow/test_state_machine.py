@@ -388,7 +388,6 @@ def search(steps: int) -> None:
     print(f"{Conservation.taken - begun} steps")
 
 
-@pytest.mark.timeout(300)
 def test_nothing_is_lost_in_600_steps() -> None:
     search(600)
 

@@ -120,7 +120,6 @@ async def test_a_short_storm(gateway_over: GatewayOver, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(10, 16))
 async def test_a_long_storm(gateway_over: GatewayOver, seed: int) -> None:
     async with ScriptedEngine() as first, ScriptedEngine() as second:

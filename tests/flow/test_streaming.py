@@ -12,7 +12,7 @@ import pytest
 from tests.doubles.raw_client import RawClient, ask, request_bytes
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.flow.conftest import GatewayOver
 from tests.flow.surfaces import CHAT, GENERATING, asking, is_whole
 from tests.flow.test_edge_limits import MEBIBYTE, Growth
@@ -96,7 +96,7 @@ async def test_o_str_6_readers_that_never_read_hold_their_engines_back(engine: S
             for _ in range(STREAMS):
                 client = await clients.enter_async_context(RawClient(gateway.url, receive_buffer_bytes=4096))
                 await client.send(request_bytes(CHAT, asking(CHAT, stream=True)))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_SECONDS):
                 await asyncio.gather(*[(await engine.request_arrived(n)).peer_closed.wait() for n in range(1, STREAMS + 1)])
         metrics = await gateway.metrics()
         assert metrics.sum("serving_requests_total", outcome="client_slow") == STREAMS

@@ -12,6 +12,7 @@ from serving.core.routes import ROUTES
 from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
 from tests.doubles.script import Gate, Script, Usage
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.settling import HANG_SECONDS
 from tests.flow.conftest import GatewayOver, chat
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -176,7 +177,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_engine(
         async with RawClient(gateway.url) as client:
             await client.send(request_bytes(path, BODIES[path]))
             record = await pooling_engine.reached("held")
-        await asyncio.wait_for(record.peer_closed.wait(), 2.0)
+        await asyncio.wait_for(record.peer_closed.wait(), HANG_SECONDS)
 
 
 @PATHS

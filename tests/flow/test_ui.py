@@ -15,6 +15,7 @@ from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.tenants import bearer, tenants
 from tests.flow.conftest import all_ready, chat, settings_over
 
 pytestmark = pytest.mark.slow
@@ -22,9 +23,9 @@ PATIENCE = 20_000
 """Milliseconds: the page asks every two seconds, on a machine that may be busy."""
 WIDTHS = (360, 480, 640, 820, 1024, 1180, 1300, 1340, 1440, 1920)
 SPILLS = """
-[...document.querySelectorAll(".pool *, #errors *, #playground *, .tiles *, .charts *")].filter((node) => {
+[...document.querySelectorAll(".pool *, #tenants *, #errors *, #playground *, .tiles *, .charts *")].filter((node) => {
   if (!node.checkVisibility() || node.closest(".unseen, option, caption, thead")) return false;
-  const card = node.closest(".pool, #errors, #playground, .tiles > div, .charts figure");
+  const card = node.closest(".pool, #tenants, #errors, #playground, .tiles > div, .charts figure");
   return node.getBoundingClientRect().right > card.getBoundingClientRect().right + 0.5;
 }).map((node) => [node.tagName, node.className, node.textContent.slice(0, 30)])
 """
@@ -87,6 +88,26 @@ async def test_the_fleet_is_shown_and_its_changes_are(engine: ScriptedEngine, br
         await expect(row).to_contain_text("not ready")
         await expect(page.locator("#announcement")).to_contain_text("e1: not ready")
         await expect(page.locator("#condition")).to_have_text("not ready")
+
+
+async def test_who_uses_it_is_shown(engine: ScriptedEngine, browser: Browser) -> None:
+    long = "a-tenant-whose-name-is-as-long-as-the-name-of-a-tenant-may-be-63"[:63]
+    known = tenants({"red": {}, long: {}})
+    machines = {"routing": {"pools": {"default": {"dollars_per_hour": 3600.0}}}}
+    async with shown(engine, browser, page={"viewport": PHONE}, **known, **machines) as (page, gateway):
+        await expect(page.locator("#no-tenants")).to_be_visible()
+        for tenant, tokens in (("red", 5), (long, 50)):
+            answer = await ask(gateway.url, "/v1/chat/completions", chat(max_tokens=tokens), headers=bearer(tenant))
+            assert answer.status == 200
+        rows = page.locator("#tenant-rows tr")
+        await expect(rows).to_have_count(2)
+        await expect(rows.first).to_contain_text(long)
+        await expect(rows.nth(1)).to_contain_text("red")
+        await expect(rows.nth(1)).to_contain_text("$")
+        await expect(page.locator("#no-tenants")).to_be_hidden()
+        for width in WIDTHS:
+            await page.set_viewport_size({"width": width, "height": 800})
+            assert await page.evaluate(SPILLS) == [], width
 
 
 async def test_a_gateway_that_is_gone_is_said_and_one_that_is_back_is_too(engine: ScriptedEngine, browser: Browser) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.doubles.raw_client import HangUp, RawClient, ask, request_bytes
 from tests.doubles.real_engine import free_port
+from tests.doubles.settling import HANG_SECONDS
 from tests.engines.processes import Marked, marked
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -65,7 +66,7 @@ class Up:
 
     async def gone(self) -> None:
         """Wait until no process of it is left, whatever its parent has become."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while not self._processes.gone():
                 await asyncio.sleep(0.1)
 

@@ -19,7 +19,7 @@ from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Script
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.doubles.vllm_audio import ReadForm, read_form
 from tests.flow.conftest import GatewayOver
 from tests.flow.test_surfaces import error_of
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_while_it_sends_leaves_nothing(engine: Script
         async with RawClient(gateway.url) as client:
             await client.send(head(len(LARGE)) + LARGE[: 2 * MEBIBYTE])
             await has_got(engine, MEBIBYTE)
-        await asyncio.wait_for(engine.log.requests[0].peer_closed.wait(), 2.0)
+        await asyncio.wait_for(engine.log.requests[0].peer_closed.wait(), HANG_SECONDS)
         assert not engine.log.requests[0].is_complete
         metrics = await gateway.metrics()
         assert metrics.sum("serving_requests_total", outcome="client_cancelled") == 1
@@ -149,7 +149,7 @@ async def test_what_is_wrong_at_the_end_never_becomes_a_whole_request(
         response = await ask(gateway.url, PATH, body, headers=headers())
         assert response.status == 400 and words in error_of(response)["message"]
         (record,) = engine.log.requests
-        await asyncio.wait_for(record.peer_closed.wait(), 2.0)
+        await asyncio.wait_for(record.peer_closed.wait(), HANG_SECONDS)
         assert not record.is_complete
         assert (await gateway.metrics()).sum("serving_requests_total", outcome="invalid") == 1
 
@@ -271,7 +271,7 @@ async def test_an_engine_that_answers_before_the_end_is_heard_and_its_connection
             response = await client.read()
         assert response.status == expected
         assert ("Too much sound." in error_of(response)["message"]) == (expected in (400, 413))
-        await asyncio.wait_for(gone.wait(), 2.0)
+        await asyncio.wait_for(gone.wait(), HANG_SECONDS)
         assert gateway.app.relay.open_exchanges == 0
 
 
@@ -371,4 +371,4 @@ async def test_a_client_that_leaves_an_engine_that_takes_nothing_is_noticed() ->
             await asyncio.wait({pushing}, timeout=0.5)
             pushing.cancel()
             await asyncio.wait({pushing})
-        await asyncio.wait_for(gone.wait(), 3.0)
+        await asyncio.wait_for(gone.wait(), HANG_SECONDS)

@@ -9,9 +9,11 @@ from serving.gate.verdict import Verdict
 from serving.gatekeeper.controller import JudgeFailed
 from serving.gatekeeper.pods import CONDITION, GatedPod, gated_pod
 from serving.gatekeeper.settings import GatekeeperSettings
-from tests.doubles.kubernetes_api import CONFIG_MAPS, PODS, KubernetesApi
+from tests.doubles.kubernetes_api import CONFIG_MAPS, EVENTS, PODS, KubernetesApi
 from tests.gate.verdicts import GOOD
 
+LEASE_SECONDS = 4.0
+"""A leader that a busy machine keeps from renewing for three of them has lost it, as it should."""
 LABELS = {"app": "engine", "serving/gated": "true", "serving/pool": "cpu", "serving/target": "cpu-epyc"}
 
 
@@ -21,7 +23,7 @@ def settings_for(api: KubernetesApi, **fields: Any) -> GatekeeperSettings:
             "namespace": "serving",
             "name": "llm-gate",
             "kubernetes": {"api_url": api.url, "list_seconds": 1.0, "timeout_seconds": 1.0},
-            "lease": {"seconds": 1.2, "renew_within_seconds": 0.8, "period_seconds": 0.1},
+            "lease": {"seconds": LEASE_SECONDS, "renew_within_seconds": 0.75 * LEASE_SECONDS, "period_seconds": 0.1},
             "retry_seconds": 0.05,
             **fields,
         }
@@ -55,6 +57,11 @@ def condition(api: KubernetesApi, name: str) -> tuple[str, str] | None:
     """Status and reason."""
     conditions = api.objects[PODS][name]["status"]["conditions"]
     return next(((each["status"], each["reason"]) for each in conditions if each["type"] == CONDITION), None)
+
+
+def events(api: KubernetesApi) -> dict[str, str]:
+    """Message by reason. One is written a moment after the condition that it tells of."""
+    return {each["reason"]: each["message"] for each in api.objects[EVENTS].values()}
 
 
 def verdict_names(api: KubernetesApi) -> set[str]:

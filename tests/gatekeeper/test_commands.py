@@ -22,12 +22,12 @@ from serving.gatekeeper.commands import register
 from serving.gatekeeper.records import config_map
 from serving.gatekeeper.run import Gatekeeper
 from serving.gatekeeper.settings import load_gatekeeper_settings
-from tests.doubles.kubernetes_api import CONFIG_MAPS, EVENTS, PODS, KubernetesApi
+from tests.doubles.kubernetes_api import CONFIG_MAPS, PODS, KubernetesApi
 from tests.doubles.raw_client import ask
 from tests.doubles.running_gateway import MetricValues
+from tests.doubles.settling import HANG_SECONDS, become
 from tests.gate.verdicts import GOOD
-from tests.gatekeeper.doubles import ToldJudge, add_gated, condition, digest_of, settings_for
-from tests.gatekeeper.test_controller import become
+from tests.gatekeeper.doubles import ToldJudge, add_gated, condition, digest_of, events, settings_for
 
 APP = typer.Typer()
 register(APP)
@@ -77,11 +77,11 @@ async def test_an_approval_lets_it_serve_and_is_seen(api: KubernetesApi, config:
     assert metrics.sum("serving_gate_verdict", pool="cpu", digest8=digest[:8], verdict="not_decided") == 1
     assert metrics.sum("serving_gate_runs_total", pool="cpu", result="not_decided") == 1
     assert metrics.sum("serving_gate_leader") == 1
+    await become(lambda: "QualityApproved" in events(api))
     work.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await work
-    reasons = {each["reason"]: each["message"] for each in api.objects[EVENTS].values()}
-    assert "ann" in reasons["QualityApproved"]
+    assert "ann" in events(api)["QualityApproved"]
     (kept,) = [each for name, each in api.objects[CONFIG_MAPS].items() if "-approval-" in name]
     assert kept["immutable"] is True and json.loads(kept["data"]["approval.json"])["reason"] == "two people looked"
     owners = [each["metadata"].get("ownerReferences") for name, each in api.objects[CONFIG_MAPS].items() if name != "llm-gate"]
@@ -159,13 +159,13 @@ async def test_the_process_judges_and_ends_when_told_to(api: KubernetesApi, conf
     )
     try:
         add_gated(api, "a")
-        await become(lambda: condition(api, "a") == ("False", "NotJudged"), within_seconds=60.0)
+        await become(lambda: condition(api, "a") == ("False", "NotJudged"))
         assert "the gate ended with status" in api.objects[PODS]["a"]["status"]["conditions"][-1]["message"]
         assert (await ask(f"http://127.0.0.1:{own_port}", "/livez")).status == 200
         metrics = MetricValues((await ask(f"http://127.0.0.1:{own_port}", "/metrics")).body.decode())
         assert metrics.sum("serving_gate_runs_total", result="error") >= 1
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 30.0) == 0
+        assert await asyncio.wait_for(process.wait(), HANG_SECONDS) == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -14,8 +14,8 @@ from serving.gatekeeper import controller as module
 from serving.gatekeeper.pods import CONDITION
 from serving.gatekeeper.run import Gatekeeper
 from tests.doubles.kubernetes_api import CONFIG_MAPS, EVENTS, LEASES, KubernetesApi
-from tests.gatekeeper.doubles import ToldJudge, add_gated, condition, settings_for
-from tests.gatekeeper.test_controller import become
+from tests.doubles.settling import become
+from tests.gatekeeper.doubles import ToldJudge, add_gated, events, settings_for
 
 VERSIONS = ("1.28.0", "1.31.0", kubernetes_validate.latest_version())
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -28,14 +28,19 @@ def test_the_condition_has_a_qualified_name() -> None:
     assert QUALIFIED.fullmatch(CONDITION)
 
 
+def updates(api: KubernetesApi) -> int:
+    return sum(asked.verb == "update" for asked in api.asked)
+
+
 async def test_what_is_written_is_what_kubernetes_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     async with KubernetesApi() as api:
         keeper = asyncio.create_task(Gatekeeper(settings_for(api), ToldJudge()).work())
         for name, flags in (("a", "good"), ("b", "bad"), ("c", "new")):
             add_gated(api, name, flags=flags)
-        await become(lambda: all((condition(api, name) or ("", "Judging"))[1] != "Judging" for name in "abc"))
-        await asyncio.sleep(0.2)  # another look, another renewal
+        await become(lambda: events(api).keys() >= {"QualityPassed", "QualityFailed", "QualityNeedsApproval"})
+        renewed = updates(api)
+        await become(lambda: updates(api) > renewed)
         keeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeper

@@ -15,11 +15,11 @@ from serving.gate.collected import write_collected
 from serving.gatekeeper.run import Gatekeeper
 from tests.doubles.kubernetes_api import CONFIG_MAPS, PODS, KubernetesApi
 from tests.doubles.numeric_engine import NumericEngine
+from tests.doubles.settling import become
 from tests.gate.conftest import FLOOR
 from tests.gatekeeper.doubles import add_gated, condition, digest_of, settings_for
-from tests.gatekeeper.test_controller import become
 
-RUN_SECONDS = 100.0
+RUN_SECONDS = 240.0
 
 
 def port(engine: NumericEngine) -> int:
@@ -27,7 +27,6 @@ def port(engine: NumericEngine) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_pods_are_told_what_serving_gate_run_says_of_their_engines(tmp_path: Path) -> None:
     """A right one, a wrong one, one on a target without a floor, and one that does not answer."""
     reference, floor = tmp_path / "reference.json", tmp_path / "floor.json"

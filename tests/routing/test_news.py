@@ -198,6 +198,23 @@ def test_who_falls_silent_counts_less_and_less(pair: tuple[Gateway, Gateway]) ->
     assert work.in_flight == 12
 
 
+def test_who_says_the_same_again_and_again_counts_wholly(pair: tuple[Gateway, Gateway]) -> None:
+    one, other = pair
+    one.candidates = TWO[:1]
+    for _ in range(12):
+        one.ask(PROMPT)
+    for _ in range(24):
+        one.tell(other)
+        other.tell()
+        assert other.work("e0").in_flight == 12
+        one.clock.now += 0.1
+    one.clock.now += 0.6 * SILENCE_SECONDS
+    other.tell()
+    assert 0 < other.work("e0").in_flight < 12
+    one.tell(other)
+    assert other.work("e0").in_flight == 12, "also where it is what was said last, and counted in part meanwhile"
+
+
 def test_who_is_gone_holds_nothing_back(pair: tuple[Gateway, Gateway]) -> None:
     one, other = pair
     ticket = one.ask(PROMPT)

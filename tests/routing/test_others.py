@@ -13,6 +13,7 @@ from serving.routing.choose import Chooser
 from serving.routing.news import number_of
 from serving.routing.others import NONE, Others, faded, others_of
 from serving.routing.peer_load import NOTHING, PeerLoad
+from serving.routing.question import Question
 from serving.routing.work import Choice
 from tests.routing.asking import Clock, chosen, endpoints, question, text
 
@@ -230,3 +231,35 @@ def test_groups_of_endpoints_with_free_slots_are_made_once() -> None:
         ticket = chooser.choose("m", slotted, (), question)
         assert ticket is not None and ticket.endpoint is not held.endpoint
     assert made == 1
+
+
+def test_many_small_requests_at_a_time_are_looked_at_once() -> None:
+    clock = Clock()
+    chooser = Chooser(clock=clock, seed=1)
+    looks = 0
+
+    def ask() -> Question:
+        nonlocal looks
+        looks += 1
+        return question(text(400, looks))
+
+    def come(count: int) -> int:
+        before = looks
+        for _ in range(count):
+            ticket = chooser.choose("m", AB, (), ask, size_bytes=400)
+            assert ticket is not None
+            chooser.begin(ticket)
+            chooser.end(ticket)
+            chooser.drop(ticket)
+        return looks - before
+
+    assert come(300) == 1
+    clock.now += 1.0
+    assert come(300) == 1
+    chooser.hear(A, load(3, 0), 0)
+    assert come(300) == 1, "what an engine says counts from the next look on"
+    few = []
+    for _ in range(17):
+        clock.now += 1.0
+        few.append(come(1))
+    assert few == [1, *[0] * 15, 1]

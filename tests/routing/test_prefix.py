@@ -76,11 +76,11 @@ def test_a_huge_prompt_costs_no_more_than_a_long_one() -> None:
 
 
 def _timed(prompt: bytes) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     index = PrefixIndex(MIB)
     match = index.match(chain_of(prompt, 1))
     index.release(index.hold(index.cache(1e9), match), 0)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def test_a_prefix_is_known_as_far_as_two_prompts_are_the_same() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.routing_clairvoyant import cell
 from benchmarks.routing_engine import Engine, EngineSpec
-from benchmarks.routing_mixed import DOLLARS_PER_SECOND, release
+from benchmarks.routing_mixed import DOLLARS_PER_SECOND, FIXED, dollars_per_million, release
 from benchmarks.routing_ours import Ours
 from benchmarks.routing_peers import CacheAware, Clairvoyant, SessionHash
 from benchmarks.routing_run import Result, run
@@ -136,6 +136,29 @@ def test_dearer_machines_are_used_less_and_objectives_hold() -> None:
     assert result.ttft_at(0.99) < 10.0
     _, degraded = release(sessions, price, seconds_only=False, degraded=True)
     assert degraded.ttft_at(0.98) < 10.0
+
+
+def test_at_equal_prices_dollars_decide_only_by_who_is_paid_anyway() -> None:
+    """As long as the fixed pool has room the elastic one is idle: its hours are saved, not only its price. Where both are paid by
+    the hour of use there is nothing to save, and the bill is that of who looks at seconds only."""
+    sessions = production(0.75, 400.0, 7)
+    seconds_bill, fast = release(sessions, DOLLARS_PER_SECOND, seconds_only=True)
+    alike_bill, alike = release(sessions, DOLLARS_PER_SECOND, seconds_only=False, fixed_is_priced=True)
+    assert dollars_per_million(alike_bill, alike) == pytest.approx(dollars_per_million(seconds_bill, fast), rel=0.05)
+    assert alike.ttft_at(0.99) < 10.0
+    bill, result = release(sessions, DOLLARS_PER_SECOND, seconds_only=False)
+    assert dollars_per_million(bill, result) < dollars_per_million(seconds_bill, fast)
+    assert result.ttft_at(0.99) < 10.0
+    assert sum(engine.prompt_tokens for engine in result.engines if engine.number >= FIXED) == 0
+
+
+@pytest.mark.slow
+def test_at_twice_the_price_a_token_is_15_percent_cheaper() -> None:
+    """Over so long a time that what is still being written at its end does not matter."""
+    sessions = production(0.75, 1000.0, 8)
+    price = 2 * DOLLARS_PER_SECOND
+    seconds_only = dollars_per_million(*release(sessions, price, seconds_only=True, seconds=1000.0))
+    assert dollars_per_million(*release(sessions, price, seconds_only=False, seconds=1000.0)) < 0.85 * seconds_only
 
 
 @pytest.mark.slow

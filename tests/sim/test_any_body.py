@@ -53,7 +53,7 @@ def test_any_body_is_answered_or_refused(path: str, odd: list[tuple[str, Any]]) 
         chat = surface.read(body, ["tiny"], 4096)
         prompts = prompts_of(chat, surface, 4)
         choices = build_choices(
-            chat, surface, TINY, prompts, adapters=[], priority=0, seed=0, is_wrong=False, feed=asyncio.Queue()
+            chat, surface, TINY, prompts, adapters=[], priority=0, seed=0, drawn=0, is_wrong=False, feed=asyncio.Queue()
         )
         answer: Answer = surface.answer(
             chat,

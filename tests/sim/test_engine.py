@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.sim.engine import SimulatedEngine
 from tests.doubles.raw_client import RawClient, ask, request_bytes
+from tests.doubles.settling import HANG_SECONDS
 from tests.doubles.simulated_engine import TINY, simulated_engine
 
 CHAT = "/v1/chat/completions"
@@ -58,6 +61,23 @@ async def test_adapters_are_models_with_a_parent_and_caches_of_their_own() -> No
         ((labels, _),) = (await samples(engine, "vllm:lora_requests_info")).items()
         assert dict(labels) == {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
         assert (await ask(engine.url, "/v1/load_lora_adapter", {"lora_name": "y"})).status == 404
+
+
+async def test_greedy_answers_repeat_and_sampled_ones_do_not() -> None:
+    async with simulated_engine() as engine, simulated_engine() as other:
+
+        async def answers(*engines: SimulatedEngine, **more: Any) -> list[str]:
+            """Texts and log-probabilities."""
+            body = asking(logprobs=True, top_logprobs=2, **more)
+            found = [(await ask(each.url, CHAT, body)).json["choices"][0] for each in engines]
+            return [json.dumps([each["message"]["content"], each["logprobs"]]) for each in found]
+
+        both, thrice = (engine, engine, other), (engine, engine, engine)
+        assert len(set(await answers(*both, temperature=0))) == 1
+        assert len(set(await answers(*both, temperature=0.7, seed=3))) == 1
+        assert len(set(await answers(*thrice, temperature=0.7))) == 3
+        assert len(set(await answers(*thrice))) == 3
+        assert await answers(engine, seed=3) != await answers(engine, seed=4)
 
 
 async def test_adapters_come_and_go_where_that_is_allowed() -> None:
@@ -135,10 +155,13 @@ async def test_speculation_is_counted_as_vllm_counts_it() -> None:
 
 
 async def test_time_is_scaled_and_metrics_tell_simulated_seconds() -> None:
-    async with simulated_engine(step_seconds=1.0, speed=1000.0) as engine:
-        await asyncio.wait_for(ask(engine.url, CHAT, asking(max_tokens=10)), 5.0)
+    """Five minutes of an engine, which nobody waits for."""
+    async with simulated_engine(step_seconds=30.0, speed=1000.0) as engine:
+        began = time.monotonic()
+        await asyncio.wait_for(ask(engine.url, CHAT, asking(max_tokens=10)), HANG_SECONDS)
+        took_seconds = time.monotonic() - began
         (latency,) = (await samples(engine, "vllm:e2e_request_latency_seconds_sum")).values()
-        assert 10.0 <= latency < 20.0
+        assert 300.0 <= latency <= 1000.0 * took_seconds
 
 
 async def test_load_is_tracked_where_it_is_asked_for() -> None:

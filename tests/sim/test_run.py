@@ -30,7 +30,7 @@ ENGINES = 20
 def ask(url: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=180) as answer:
         return json.loads(answer.read() or b"null")
 
 
@@ -77,17 +77,24 @@ def test_one_process_holds_many_engines_that_fail_one_by_one() -> None:
         assert not any(entry["faults"] for entry in ask(f"{control}/sim/faults", {}))
         assert ask(f"{found[2]['url']}/version")["simulated"] == PROFILE
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 def test_an_idle_process_sleeps() -> None:
     port = free_ports(ENGINES)
     with running("--count", str(ENGINES), port=port) as process:
         watched = psutil.Process(process.pid)
-        before = sum(watched.cpu_times()[:2])
-        with pytest.raises(psutil.TimeoutExpired):
-            watched.wait(1.0)
-        assert sum(watched.cpu_times()[:2]) - before < 0.1
+        # It may have a little of its start to do yet. One that never sleeps is seen on a busy machine, too: it gets little of the
+        # processor there, but often.
+        assert until(lambda: turns_in_a_second(watched) < 1.0 * ENGINES, "it sleeps")
+
+
+def turns_in_a_second(process: psutil.Process) -> float:
+    """How often it had the processor, or for how many milliseconds, if that is more."""
+    turns, seconds = sum(process.num_ctx_switches()), sum(process.cpu_times()[:2])
+    with pytest.raises(psutil.TimeoutExpired):
+        process.wait(1.0)
+    return max(sum(process.num_ctx_switches()) - turns, 1000 * (sum(process.cpu_times()[:2]) - seconds))
 
 
 @pytest.mark.parametrize(("words", "is_whole"), [((), True), (("--drain-seconds", "0"), False)])
@@ -97,7 +104,7 @@ def test_sigterm_lets_requests_end_or_aborts_them(words: tuple[str, ...], is_who
         body = json.dumps({"prompt": "a", "max_tokens": 40, "stream": True, "ignore_eos": True}).encode()
         url = f"http://127.0.0.1:{port}/v1/completions"
         request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=180) as answer:
             first = answer.readline()
             assert first.startswith(b"data: {")
             process.send_signal(signal.SIGTERM)
@@ -117,7 +124,7 @@ def test_a_process_ends_with_its_only_engine(stop: str, status: int) -> None:
     port = free_ports(1)
     with running(port=port) as process:
         ask(f"http://127.0.0.1:{port}/sim/faults", {"stop": stop})
-        assert process.wait(30) == status
+        assert process.wait(120) == status
 
 
 def options(root: Path, **more: Any) -> SimOptions:

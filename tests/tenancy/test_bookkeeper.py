@@ -372,7 +372,7 @@ def test_without_a_retention_nothing_goes(world: MakeWorld) -> None:
 def test_nothing_is_lost_at_the_end(world: MakeWorld) -> None:
     here = world()
     here.keeper.start()
-    assert here.keeper.looked.wait(30)
+    assert here.keeper.looked.wait(120)
     here.end_requests(*range(1000))
     here.keeper.close()
     assert len(here.written()) == 1000
@@ -411,7 +411,7 @@ def test_a_fault_does_not_end_the_thread(world: MakeWorld, caplog: pytest.LogCap
 
     here.keys.take_keys = fail  # type: ignore[method-assign]
     here.keeper.start()
-    assert here.keeper.looked.wait(30)
+    assert here.keeper.looked.wait(120)
     del here.keys.take_keys
     here.end_requests(1)
     here.keeper.close()

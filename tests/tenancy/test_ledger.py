@@ -38,15 +38,17 @@ def test_a_record_says_who_what_where_and_how_much() -> None:
         "machine_cached_nanodollars": None,
         "machine_output_nanodollars": None,
         "machine_failed_nanodollars": None,
+        "machine_failed_pool": None,
+        "machine_failed_target": None,
     }
 
 
 def test_what_the_machine_cost_stands_beside_what_is_charged() -> None:
     book = ledger()
-    book.add(ended(machine=MachineDollars(4e-6, 1e-6, 3e-6, 2e-6)), identity(), 15.0)
+    book.add(ended(machine=MachineDollars(4e-6, 1e-6, 3e-6, 2e-6), failed_at=("spot", "old")), identity(), 15.0)
     record = named(book.take()[0])
     machine = {name: value for name, value in record.items() if name.startswith("machine_")}
-    assert list(machine.values()) == [4000, 1000, 3000, 2000]
+    assert list(machine.values()) == [4000, 1000, 3000, 2000, "spot", "old"]
     assert record["prompt_nanodollars"] == 40_000
 
 

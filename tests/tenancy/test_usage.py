@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from serving.core.context import UNKNOWN_USAGE, Usage
-from serving.core.money import MachineDollars
+from serving.core.money import SEVERAL, MachineDollars
 from serving.core.outcomes import Outcome
 from serving.ledger_settings import DatabaseSettings
 from serving.tenancy.database.base import Database
@@ -81,6 +81,22 @@ def test_by_every_dimension(database: Database) -> None:
     assert list(by(database, "outcome")) == [("ok",)]
     assert list(by(database, "model", "day")) == [("a", "2026-11-29"), ("b", "2026-11-30")]
     assert by(database)[()].requests == 2
+
+
+def test_what_failed_stands_where_it_failed(database: Database) -> None:
+    note(database, machine=MachineDollars(4e-6, 1e-6, 3e-6, 2e-6), failed_at=("spot", "old"))
+    note(database, machine=MachineDollars(4e-6, 1e-6, 3e-6, 5e-6), failed_at=("cpu", "epyc"))
+    note(database, machine=MachineDollars(0.0, 0.0, 0.0, 7e-6), pool="spot", target="old", failed_at=SEVERAL)
+    note(database, machine=MachineDollars(0.0, 0.0, 0.0, 1e-6))
+    for names in (("pool",), ("target",), ("tenant", "pool", "target")):
+        failed = {row.group[-1]: row.machine_failed_dollars for row in by(database, *names).values()}
+        assert sorted(filter(None, failed.values())) == pytest.approx([2e-6, 6e-6, 7e-6]), names
+    spot = by(database, "pool")["spot",]
+    assert (spot.requests, spot.machine_failed_dollars) == (1, pytest.approx(2e-6))
+    assert by(database, "pool")["(several)",].requests == 0
+    assert by(database, "pool")["cpu",].machine_dollars == pytest.approx(8e-6 + 8e-6 + 6e-6)
+    assert by(database, "tenant")["red",].machine_failed_dollars == by(database)[()].machine_failed_dollars
+    assert by(database)[()].machine_failed_dollars == pytest.approx(15e-6)
 
 
 def test_a_day_is_one_of_utc(database: Database) -> None:

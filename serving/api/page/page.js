@@ -53,12 +53,13 @@ const COLUMNS = [
   ["Prefill tok/s", (e) => e.speed.prefill_tokens_per_second, rate],
   ["Decode tok/s", (e) => e.speed.decode_tokens_per_second, rate],
   ["$ / hour", (e) => e.dollars.per_hour, dollars],
-  ["$ / M output", (e) => e.dollars.per_million_output_tokens, dollars],
+  ["used $ / M output", (e) => e.dollars.per_million_output_tokens, dollars],
 ];
 const MEANINGS = {
   "In flight": "requests of this gateway", Running: "in the engine, of all gateways", Waiting: "in the engine's own queue",
   "KV cache": "used share of the engine's cache", Hits: "prompt tokens that the engine had cached", "Output tok/s": "as the engine says, now",
   "Prefill tok/s": "learned by routing", "Decode tok/s": "of all its requests together, learned by routing",
+  "used $ / M output": "the machine time that output took, without idle time and prompts",
 };
 const FIGURES = [
   ["Output", (p) => p.throughput.output, (v) => `${rate(v)} tok/s`],
@@ -66,7 +67,7 @@ const FIGURES = [
   ["First token, median", (p) => p.figures.ttft_p50_seconds, seconds],
   ["First token, 95 %", (p) => p.figures.ttft_p95_seconds, seconds],
   ["From cache", (p) => p.figures.cache_hit_rate, share],
-  ["$ / M output tokens", (p) => p.money.per_million_output_tokens, dollars],
+  ["used $ / M output", (p) => p.money.per_million_output_tokens, dollars],
   ["Machines, an hour", (p) => p.money.per_hour, dollars],
   ["of it used", (p) => p.money.used_per_hour, dollars],
 ];
@@ -150,6 +151,22 @@ function fillError({ node, values }, failure) {
   node.dataset.kind = failure.status >= 400 && failure.status < 500 ? "warn" : "bad";
 }
 
+// Tenants
+
+const TENANT_COLUMNS = [
+  ["Tenant", (t) => t.name, String], ["Requests", (t) => t.requests, count], ["Prompt tokens", (t) => t.prompt_tokens, count],
+  ["Output tokens", (t) => t.output_tokens, count], ["used $", (t) => t.used_dollars, dollars], ["charged $", (t) => t.charged_dollars, dollars],
+];
+function makeTenant() {
+  const values = TENANT_COLUMNS.map(() => element("span"));
+  const node = element("tr", {}, ...values.map((value, place) => element("td", { "data-label": TENANT_COLUMNS[place][0] }, value)));
+  return { node, values };
+}
+
+function fillTenant({ values }, tenant) {
+  TENANT_COLUMNS.forEach(([, read, words], place) => put(values[place], read(tenant), words));
+}
+
 // Charts: steps of five minutes, the newest at the right
 
 const SPAN = 300;
@@ -201,13 +218,17 @@ function show(state) {
   put($("waiting"), state.waiting, count);
   put($("requests"), state.requests_per_second, rate);
   put($("failed"), state.failed, count);
-  put($("unpriced"), state.unpriced.length ? `No price is set for ${state.unpriced.join(", ")}.` : "");
+  put($("unpriced"), state.unpriced.length ? `No price is set for ${state.unpriced.join(", ")}, so that there are no dollars of it. In the gateway's settings that is targets.TARGET.dollars_per_accelerator_hour, or routing.pools.POOL.dollars_per_hour for a whole engine.` : "");
   draw($("output-chart"), $("output-most"), state.history, "output_tokens_per_second", "Output tokens per second");
   draw($("prompt-chart"), $("prompt-most"), state.history, "prompt_tokens_per_second", "Prompt tokens per second");
   each($("pool-list"), state.pools, (pool) => JSON.stringify([pool.name, pool.model, pool.target]), makePool, fillPool);
   each($("error-rows"), state.errors, (failure) => `${failure.request_id} ${failure.at.toFixed(1)}`, makeError, fillError);
   $("no-errors").hidden = state.errors.length > 0;
   $("error-box").hidden = state.errors.length === 0;
+  each($("tenant-rows"), state.tenants, (tenant) => tenant.name, makeTenant, fillTenant);
+  $("no-tenants").hidden = state.tenants.length > 0;
+  $("tenant-box").hidden = state.tenants.length === 0;
+  put($("more-tenants"), state.more_tenants ? `and ${state.more_tenants} more` : "");
   announce(state);
   offer(state.playground);
 }

@@ -31,10 +31,13 @@ LEDGER_COLUMNS: tuple[tuple[str, str], ...] = (
     ("machine_cached_nanodollars", "BIGINT"),
     ("machine_output_nanodollars", "BIGINT"),
     ("machine_failed_nanodollars", "BIGINT"),
+    ("machine_failed_pool", "TEXT"),
+    ("machine_failed_target", "TEXT"),
 )
 """Of the ledger: names and types. NULL is unknown, which is not 0; `prompt_tokens` includes `cached_tokens`. Dollars are what the
-tenant is charged, but for those of the machine, which are what the request cost there. New columns come last: records that an
-older version spilled do not have them."""
+tenant is charged, but for those of the machine, which are what the request cost there. Attempts without an answer were at
+`machine_failed_pool` and `machine_failed_target`, which need not be where the answer came from. New columns come last: records
+that an older version spilled do not have them."""
 COLUMN_NAMES = ", ".join(name for name, _ in LEDGER_COLUMNS)
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -58,6 +61,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         f"ALTER TABLE serving_ledger ADD COLUMN machine_{kind}_nanodollars BIGINT"
         for kind in ("prompt", "cached", "output", "failed")
     ),
+    tuple(f"ALTER TABLE serving_ledger ADD COLUMN machine_failed_{place} TEXT" for place in ("pool", "target")),
 )
 VERSION = len(MIGRATIONS)
 
