@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 INVALID_STATUS = 1
 """Of the process, when a run or a comparison cannot be trusted."""
+STOPPED_STATUS = 130
+"""When it was stopped before anything was measured."""
 
 
 class _RunByDefault(TyperGroup):
@@ -39,6 +42,7 @@ app = typer.Typer(
 )
 
 
+_ENDINGS = (".json", ".html")
 _WITH_REPEAT = frozenset({"repeat", "url", "output", "nonce", "api_key", "catalog"})
 """What may be said beside a report that says all the rest."""
 
@@ -101,6 +105,7 @@ def run(
     from serving.settings import catalog_dir
 
     root = catalog or catalog_dir()
+    _refuse_infinite(ctx)
     if repeat is not None:
         _refuse_beside_repeat(ctx)
         before = read_report(repeat)
@@ -145,6 +150,12 @@ def run(
     sys.exit(_run(options, found, nonce or secrets.token_hex(8), root, api_key, output))
 
 
+def _refuse_infinite(ctx: typer.Context) -> None:
+    for name, value in ctx.params.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigurationError(f"--{name.replace('_', '-')}: must be a finite number, not {value:g}")
+
+
 def _refuse_beside_repeat(ctx: typer.Context) -> None:
     for name in ctx.params:
         source = ctx.get_parameter_source(name)
@@ -166,10 +177,16 @@ def _run(options: Options, profile: ReplayProfile, nonce: str, root: Path, api_k
     base = output or Path(f"replay-{profile.name}-{stamp().replace(':', '')}")
     if not base.parent.is_dir():
         raise ConfigurationError(f"--output: {base.parent} is not a folder")
+    if base.suffix in _ENDINGS:
+        raise ConfigurationError(f"--output: is without its ending; give {base.with_suffix('')}, not {base}")
     order = Order(options, profile, nonce, root, api_key, argv=_shown_argv())
-    with LiveProgress(Console(stderr=True)) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        report = runner.run(replay(order, progress))
-    json_path, page_path = (base.with_name(base.name + ending) for ending in (".json", ".html"))
+    try:
+        with LiveProgress(Console(stderr=True)) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report = runner.run(replay(order, progress))
+    except KeyboardInterrupt:
+        print("serving: stopped before a load was measured; there is no report", file=sys.stderr)
+        return STOPPED_STATUS
+    json_path, page_path = (base.with_name(base.name + ending) for ending in _ENDINGS)
     write_report(report, json_path)
     write_page(report, page_path)
     print_report(report, _console())

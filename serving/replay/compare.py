@@ -241,7 +241,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
         for ratio in stage.ratios:
             show = seconds if _is_time(ratio.name) else figure
             table.add_row(ratio.name, show(ratio.first), show(ratio.second), figure(ratio.ratio), ratio.verdict)
-        table.add_row("of the memory's bandwidth", *stage.roofline, "", "")
+        table.add_row("of the roofline", *stage.roofline, "", "")
         console.print(table)
     word = "no figure differs" if found.is_equal else "some figures differ"
     console.print(Text(f"{word} by more than {found.margin:.0%} beyond its 95 % interval", style="bold"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S*)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 _NAMES = {
@@ -53,15 +54,15 @@ class CacheFacts:
 
 
 def read_counters(texts: Iterable[str]) -> Counters | None:
-    """Of one or several engines' expositions; None when one of them has no counter of vLLM's."""
+    """Of one or several engines' expositions; None when one of them has no counter of vLLM's, or one that is no number."""
     sums = dict.fromkeys(_NAMES.values(), 0.0)
     for text in texts:
         found = False
         for line in text.splitlines():
             if line.startswith("vllm:") and (match := _LINE.match(line)) and (field := _NAMES.get(match[1])):
-                sums[field] += float(match[3])
+                sums[field] += _number(match[3])
                 found = True
-        if not found:
+        if not found or not all(map(math.isfinite, sums.values())):
             return None
     return Counters(**sums)
 
@@ -88,6 +89,13 @@ def info_labels(text: str, name: str) -> dict[str, str]:
         if line.startswith(name + "{") and (match := _LINE.match(line)):
             return dict(_LABEL.findall(match[2] or ""))
     return {}
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _whole(text: str | None) -> int | None:

@@ -97,8 +97,9 @@ class EngineProbe:
         for place, share in enumerate((1.0, 0.93, 0.81, 0.67, 0.58, 0.52)):
             own = wording.words(f"blocks {place}", words)
             text = wording.vocabulary.text(whole[: int(words * share)] + own[int(words * share) :])
-            usage = (await self._chat([("user", text)])).json().get("usage") or {}
-            held.append((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            usage = _object((await self._chat([("user", text)])).json().get("usage"))
+            cached = _object(usage.get("prompt_tokens_details")).get("cached_tokens")
+            held.append(cached if isinstance(cached, int) else 0)
         return math.gcd(*held[1:]) or None
 
     async def counters(self) -> Counters | None:
@@ -120,8 +121,7 @@ class EngineProbe:
 
     async def _find_model(self) -> int | None:
         reply = await self._client.ask("GET", "/v1/models")
-        document = reply.json()
-        cards = document.get("data") if isinstance(document, dict) else None
+        cards = reply.json().get("data")
         if reply.status != 200 or not isinstance(cards, list):
             if reply.status in (401, 403):
                 raise ConfigurationError(f"{self._client.url}: wants a key ({reply.status}); give it in OPENAI_API_KEY")
@@ -130,7 +130,8 @@ class EngineProbe:
             raise ConfigurationError(
                 f"{self._client.url}/v1/models: answered {reply.status}; give --model if it has no such list"
             )
-        names = [str(card.get("id")) for card in cards if isinstance(card, dict)]
+        cards = [card for card in cards if isinstance(card, dict)]
+        names = [str(card.get("id")) for card in cards]
         if not self.model:
             if len(names) != 1:
                 raise ConfigurationError(f"--model: {self._client.url} serves {', '.join(names) or 'none'}; name one of them")
@@ -148,9 +149,7 @@ class EngineProbe:
             reply = await self._client.ask("GET", "/version")
         except ConfigurationError:
             return None
-        document = reply.json() if reply.status == 200 else None
-        if not isinstance(document, dict):
-            return None
+        document = reply.json() if reply.status == 200 else {}
         if document.get("simulated"):
             self._simulated = self._simulated or str(document["simulated"])
         return str(document["version"]) if "version" in document else None
@@ -170,10 +169,10 @@ class EngineProbe:
     async def _find_counting(self) -> None:
         reply = await self._client.ask("POST", "/tokenize", self._question([("user", "the and for")]))
         document = reply.json()
-        by_tokenize = isinstance(document, dict) and isinstance(document.get("count"), int) and reply.status == 200
         usage = await self._usage_tokens([("user", "the and for")])
         # One that tokenizes otherwise than it serves is no help.
-        self._counts_by = "tokenize" if by_tokenize and document["count"] == usage else "usage"
+        agrees = reply.status == 200 and document.get("count") == usage and _are_tokens(document.get("tokens"))
+        self._counts_by = "tokenize" if agrees else "usage"
 
     async def _count_text(self, text: str) -> int:
         return await self._count([("user", text)])
@@ -185,15 +184,15 @@ class EngineProbe:
 
     async def _tokens(self, messages: list[tuple[str, str]]) -> list[int]:
         reply = await self._client.ask("POST", "/tokenize", self._question(messages))
-        document = reply.json()
-        if reply.status != 200 or not isinstance(document, dict):
+        tokens: Any = reply.json().get("tokens")
+        if reply.status != 200 or not _are_tokens(tokens):
             raise ConfigurationError(f"{self._client.url}/tokenize: answered {reply.status}: {_said(reply)}")
-        return list(document["tokens"])
+        return list(tokens)
 
     async def _usage_tokens(self, messages: list[tuple[str, str]]) -> int:
         reply = await self._chat(messages)
-        usage = (reply.json() or {}).get("usage") if reply.status == 200 else None
-        if not isinstance(usage, dict) or not isinstance(usage.get("prompt_tokens"), int):
+        usage = _object(reply.json().get("usage")) if reply.status == 200 else {}
+        if not isinstance(usage.get("prompt_tokens"), int):
             raise ConfigurationError(
                 f"{self._client.url}: an answer ({reply.status}) has no usage with prompt_tokens: {_said(reply)}"
             )
@@ -248,10 +247,17 @@ class EngineProbe:
         for name, value in reply.headers:
             if name == b"x-serving-simulated" and self._simulated is None:
                 self._simulated = value.decode("latin-1")
-        document = reply.json()
-        fingerprint = document.get("system_fingerprint") if isinstance(document, dict) else None
+        fingerprint = reply.json().get("system_fingerprint")
         if isinstance(fingerprint, str) and "simulated" in fingerprint and self._simulated is None:
             self._simulated = fingerprint
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(token, int) for token in value)
 
 
 def _said(reply: Reply) -> str:

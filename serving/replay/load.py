@@ -20,6 +20,10 @@ from serving.replay.traffic import Planned, Source
 _TICK_SECONDS = 0.005
 _HOPELESS_SECONDS = 1.0
 """So far behind its own plan a client ends the stage."""
+_FAILURES_IN_A_ROW = 20
+_PAUSE_SECONDS = 0.1
+"""What a closed loop waits before it begins anew when so many requests have failed one after another: else it would only fail,
+thousands of times a second, against an engine that is gone. A run with so many failures is invalid already."""
 _SHORTEST_SLEEP_SECONDS = 0.001
 """The loop's timers count in milliseconds: a shorter sleep would be a busy one."""
 
@@ -96,6 +100,7 @@ class Load:
         """Nothing has to be waited for any more."""
         self._later: set[asyncio.TimerHandle] = set()
         self._measured_open = 0
+        self._failures_in_a_row = 0
         self._ready: tuple[int, list[Planned], bytes] | None = None
         self.data = StageData(pattern)
 
@@ -212,6 +217,7 @@ class Load:
         def ended(sample: Sample) -> None:
             self.data.ended += 1
             self.data.failed += sample.error is not None
+            self._failures_in_a_row = 0 if sample.error is None else self._failures_in_a_row + 1
             self._measured_open -= is_measured
             self._note_calm()
             if not self._is_over:
@@ -224,7 +230,11 @@ class Load:
         now = monotonic()
         if turn + 1 < len(requests) and sample.error is None:
             self._at(now + requests[turn + 1].think_seconds, requests, turn + 1, number)
-        elif isinstance(self._pattern, ClosedLoop):
+        elif not isinstance(self._pattern, ClosedLoop):
+            return
+        elif self._failures_in_a_row >= _FAILURES_IN_A_ROW:
+            self._call_later(_PAUSE_SECONDS, lambda: self._next_of_closed(monotonic()))
+        else:
             # Not at once: an engine that refuses everything would keep this in one endless callback.
             self._loop.call_soon(self._next_of_closed, now)
 
@@ -237,15 +247,22 @@ class Load:
         """Send a conversation's next turn then; a timer that comes early is set again."""
 
         def send() -> None:
-            self._later.discard(timer)
-            if self._is_over:
-                return
             if monotonic() < moment:
                 self._at(moment, requests, turn, number)
             else:
                 self._send(requests, turn, number, moment, self._bodies(requests[turn]))
 
-        timer = self._loop.call_later(max(_SHORTEST_SLEEP_SECONDS, moment - monotonic()), send)
+        self._call_later(max(_SHORTEST_SLEEP_SECONDS, moment - monotonic()), send)
+
+    def _call_later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Unless the stage is over by then."""
+
+        def call() -> None:
+            self._later.discard(timer)
+            if not self._is_over:
+                act()
+
+        timer = self._loop.call_later(seconds, call)
         self._later.add(timer)
 
     # How the client itself does

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from serving.catalog.evidence import Workload
 from serving.catalog.load import load_catalog, nearest
-from serving.catalog.memory import kv_format_of
-from serving.catalog.model import Catalog, Model, Profile, Target
+from serving.catalog.model import Profile, Target
+from serving.catalog.roofline import Roofline as Bounds
+from serving.catalog.speed import roofline_of
 from serving.core.errors import ConfigurationError
 from serving.replay.report import Estimate, Money, Options, Roofline
 
@@ -32,7 +35,18 @@ class Hardware:
 
     target: Target | None = None
     profile: Profile | None = None
-    model: Model | None = None
+    bounds: Bounds | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a stage made: all engines together."""
+
+    output_per_second: float | None
+    running: float
+    """The mean number of requests that were getting tokens."""
+    workload: Workload | None
+    """The mean request; None where none ended well."""
 
 
 def find_hardware(options: Options, catalog_root: Path) -> Hardware:
@@ -49,11 +63,7 @@ def find_hardware(options: Options, catalog_root: Path) -> Hardware:
             )
     target_name = options.target if profile is None else profile.target
     target = None if target_name is None else _named(catalog.targets, target_name, "--target")
-    return Hardware(target, profile, _model_of(catalog, profile))
-
-
-def _model_of(catalog: Catalog, profile: Profile | None) -> Model | None:
-    return None if profile is None else catalog.models[profile.model]
+    return Hardware(target, profile, None if profile is None else roofline_of(catalog, profile))
 
 
 def _named(shelf: Mapping[str, N], name: str, option: str) -> N:
@@ -104,27 +114,30 @@ def _sum(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value=both(first.value, second.value), low=both(first.low, second.low), high=both(first.high, second.high))
 
 
-def roofline(
-    hardware: Hardware, options: Options, output_per_second: float | None, running: float, context_tokens: float
-) -> Roofline:
-    """The share of the memory's bandwidth that decoding needs: the weights once a step, and each running request's cache.
+def roofline(hardware: Hardware, nodes: int, seen: Seen) -> Roofline:
+    """The share of what the catalog's roofline allows engines that fill the nodes, at as many requests as ran and such requests.
 
-    A lower bound: prompts are not in it, nor experts that a step does not touch, nor what speculation saves.
+    A bound from above: what runs between accelerators, launches and sampling are not in it.
     """
-    target, profile, model = hardware.target, hardware.profile, hardware.model
-    if profile is None or model is None or target is None:
+    target, profile, bounds = hardware.target, hardware.profile, hardware.bounds
+    if profile is None or target is None or bounds is None:
         return Roofline(share=None, said="not known: --engine-profile says which profile of the catalog the engine runs")
-    bandwidth = target.memory_bandwidth_bytes_per_second
-    if bandwidth is None:
-        return Roofline(share=None, said=f"not known: the catalog has no memory bandwidth of {target.name}")
-    if not output_per_second or running <= 0:
+    if not seen.output_per_second or seen.running <= 0 or seen.workload is None:
         return Roofline(share=None, said="not known: no tokens were made")
-    weights = model.checkpoints[profile.checkpoint].weights_bytes
-    per_token = model.shape.kv_bytes_per_token(kv_format_of(profile))
-    steps_per_second = output_per_second / max(1.0, running)
-    needed = steps_per_second * (weights * options.nodes + running * context_tokens * per_token)
-    accelerators = target.accelerators_per_node * options.nodes
-    there = bandwidth * accelerators
-    share = needed / there
-    said = f"decoding needs {needed / 1e9:,.1f} GB/s of the {there / 1e9:,.0f} GB/s of {accelerators} accelerator(s)"
-    return Roofline(share=float(f"{share:.4g}"), said=said)
+    engines = max(1, nodes * target.accelerators_per_node // bounds.parallel.accelerators)
+    try:
+        allowed = engines * _bound(bounds, max(1.0, seen.running / engines), seen.workload)
+    except ConfigurationError as error:
+        return Roofline(share=None, said=f"not known: {error}")
+    said = (
+        f"{allowed:,.0f} output tokens/s are the most that {engines} engine{'s' if engines != 1 else ''} of {profile.name} on "
+        f"{nodes} node{'s' if nodes != 1 else ''} can make of such requests with {seen.running:,.1f} running at once"
+    )
+    return Roofline(share=float(f"{seen.output_per_second / allowed:.4g}"), said=said)
+
+
+def _bound(bounds: Bounds, batch: float, workload: Workload) -> float:
+    """Of one engine in output tokens/s, between the whole numbers of requests around `batch`."""
+    lower = math.floor(batch)
+    at_lower, at_upper = (bounds.bound(whole, workload).output_tokens_per_second for whole in (lower, lower + 1))
+    return at_lower + (batch - lower) * (at_upper - at_lower)

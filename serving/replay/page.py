@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -95,7 +96,7 @@ def _tiles(report: Report) -> str:
             "unknown" if money.dollars_per_hour is None else figure_of(money.per_million_output_tokens),
         ),
     ]
-    note = f'<p class="soft">{escape(best.label)}</p>' if len(report.stages) > 1 else ""
+    note = f'<p class="soft">of the load with the most output, {escape(best.label)}:</p>' if len(report.stages) > 1 else ""
     return (
         f'{note}<div class="tiles">'
         + "".join(f'<div class="tile"><b>{escape(v)}</b><span>{n}</span></div>' for n, v in tiles)
@@ -228,9 +229,9 @@ def _again(report: Report) -> str:
     facts = [
         f"serving {report.serving_version}, Python {report.python}, {report.machine} (the client's)",
         f"engine: version {engine.version or 'unknown'}, fingerprints {', '.join(engine.fingerprints) or 'none'}",
-        f"cache blocks of {engine.block_tokens or 'unknown'} tokens, {engine.kv_capacity_tokens or 'unknown'} tokens in all",
+        f"cache blocks of {_count(engine.block_tokens)} tokens, {_count(engine.kv_capacity_tokens)} tokens in all",
         f"price: {report.stages[0].money.source}",
-        f"roofline: {report.stages[0].roofline.said}",
+        *_rooflines(report.stages),
         f"seed {report.options.seed}, nonce {report.nonce}, profile {report.profile_sha256[:16]}",
         report.statistics,
         *report.notes,
@@ -239,5 +240,16 @@ def _again(report: Report) -> str:
         "<h2>How it was made</h2>"
         + "".join(f"<p>{escape(fact)}</p>" for fact in facts)
         + "<p>Run it again: <code>serving replay --repeat</code> with the JSON file beside this page. It was started by:</p>"
-        + f"<pre>serving {escape(' '.join(report.argv))}</pre>"
+        + f"<pre>serving {escape(shlex.join(report.argv))}</pre>"
     )
+
+
+def _count(tokens: int | None) -> str:
+    return "unknown" if tokens is None else f"{tokens:,}"
+
+
+def _rooflines(stages: Sequence[Stage]) -> list[str]:
+    """One line where it is the same for all loads, as when it is not known."""
+    if len({stage.roofline.said for stage in stages}) == 1:
+        return [f"roofline: {stages[0].roofline.said}"]
+    return [f"roofline, {stage.label}: {stage.roofline.said}" for stage in stages]

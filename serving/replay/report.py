@@ -111,7 +111,7 @@ class Money(Record):
 
 
 class Roofline(Record):
-    """How much of what the memory's bandwidth allows was reached; None where the catalog cannot say."""
+    """How much of what the catalog's roofline allows was reached; None where the catalog cannot say."""
 
     share: float | None
     said: str

@@ -52,7 +52,10 @@ class Order:
 
 
 async def replay(order: Order, progress: LiveProgress) -> Report:
-    """Raises: ConfigurationError when it cannot be run; a run that cannot be trusted is a report that says so."""
+    """Raises: ConfigurationError when it cannot be run; a run that cannot be trusted is a report that says so.
+
+    When it is cancelled and has measured one of its loads already, it returns all the same: a report of those, marked invalid.
+    """
     run = _Run(order, progress)
     try:
         return await run.report()
@@ -79,6 +82,7 @@ class _Run:
         self._simulated: dict[str, None] = {}
         self._fingerprints: dict[str, None] = {}
         self._stage = 0
+        self._done: list[Stage] = []
 
     def _new_client(self, url: str) -> Client:
         return Client(url, self._order.api_key, timeout_seconds=self._options.timeout_seconds)
@@ -110,9 +114,15 @@ class _Run:
         )
         for _ in range(options.prime_rounds):
             await self._prime(primes)
-        stages, found = await self._stages()
+        try:
+            stages, found = await self._stages()
+            faults = search_faults(stages, found) if found is not None else _faults(stages)
+        except asyncio.CancelledError:
+            if not self._done:
+                raise
+            stages, found = self._done, None
+            faults = [f"it was stopped; only these of its loads were measured: {', '.join(stage.label for stage in stages)}"]
         self._note_busy_machine()
-        faults = search_faults(stages, found) if found is not None else _faults(stages)
         if facts.simulated is not None:
             self._simulated = {facts.simulated: None, **self._simulated}
         return Report(
@@ -268,7 +278,9 @@ class _Run:
         after = await self._probe.counters()
         for sample in data.samples:
             self._note(sample)
-        return await asyncio.to_thread(stage_of, data, self._setting, before, after)
+        stage = await asyncio.to_thread(stage_of, data, self._setting, before, after)
+        self._done.append(stage)
+        return stage
 
     async def _show(self, load: Load, settle: float, measure: float) -> None:
         while self._progress.is_live:
@@ -283,7 +295,9 @@ class _Run:
         if sample.simulated is not None:
             self._simulated[sample.simulated] = None
         if sample.error is not None and sample.error != LEFT and len(self._notes) < _MOST_NOTES:
-            self._notes.append(f"{sample.error}: {sample.detail[:200]}")
+            note = f"{sample.error}: {sample.detail[:200]}"
+            if note not in self._notes:
+                self._notes.append(note)
 
 
 def _faults(stages: Sequence[Stage]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from serving.catalog.evidence import Workload
 from serving.replay.arrivals import ClosedLoop, OpenLoop, Pattern
 from serving.replay.counters import CacheFacts, Counters
 from serving.replay.load import StageData
@@ -20,7 +21,7 @@ from serving.replay.measure import (
     timeline_of,
     window_rate,
 )
-from serving.replay.money import Hardware, Price, money, roofline
+from serving.replay.money import Hardware, Price, Seen, money, roofline
 from serving.replay.profile import Objectives
 from serving.replay.report import Estimate, Options, Stage, Timeline
 from serving.replay.stream import Sample
@@ -57,7 +58,6 @@ def stage_of(data: StageData, setting: Setting, before: Counters | None, after: 
     good = None if setting.objectives is None else sum(is_good(sample, setting.objectives) for sample in measured)
     evidence = Evidence(data, setting.cache, setting.forces_length, before, after, _needed_tokens(data, setting))
     counted = evidence.counted
-    context = _mean([(sample.prompt_tokens or 0) + (sample.output_tokens or 0) / 2 for sample in ok])
     return Stage(
         label=data.pattern.label,
         kind=_kind(data.pattern),
@@ -88,11 +88,22 @@ def stage_of(data: StageData, setting: Setting, before: Counters | None, after: 
         client_lag_seconds=lag_figures(data),
         preemptions=None if counted is None else counted.preemptions,
         money=money(setting.price, output, prompt),
-        roofline=roofline(setting.hardware, options, output.value, running, context or 0.0),
+        roofline=roofline(setting.hardware, options.nodes, Seen(output.value, running, _workload(ok))),
         checks=tuple(checks(evidence)),
         columns=columns,
         timeline=timeline,
     )
+
+
+def _workload(ok: list[Sample]) -> Workload | None:
+    """The mean request of those that ended well."""
+    prompt = _mean([sample.prompt_tokens for sample in ok if sample.prompt_tokens])
+    output = _mean([sample.output_tokens for sample in ok if sample.output_tokens])
+    if prompt is None or output is None:
+        return None
+    # At least one token of a prompt is always computed.
+    cached = min(cached_share(ok) or 0.0, 1 - 1 / max(2.0, prompt))
+    return Workload(prompt_tokens=round(prompt), output_tokens=round(output), cached_share=cached)
 
 
 def _finished_rate(timeline: Timeline, seed: int) -> Estimate:

@@ -70,12 +70,13 @@ class Reply:
     headers: Headers
     body: bytes
 
-    def json(self) -> Any:
-        """What the body holds; None when it is not JSON."""
+    def json(self) -> dict[str, Any]:
+        """The object that the body holds; empty when it is not one."""
         try:
-            return orjson.loads(self.body)
+            document = orjson.loads(self.body)
         except ValueError:
-            return None
+            return {}
+        return document if isinstance(document, dict) else {}
 
 
 class Stream(Exchange):
@@ -153,12 +154,17 @@ class Stream(Exchange):
             self._is_complete = True
             return
         try:
-            document = orjson.loads(payload)
+            self._take_document(orjson.loads(payload), now)
         except ValueError:
-            self.sample.error, self.sample.detail = "not JSON", payload[:200].decode(errors="replace")
-            return
-        if not isinstance(document, dict):
-            return
+            self._refuse("not JSON", payload)
+        except (AttributeError, LookupError, TypeError):
+            # Of another shape than the API's; without this one engine's mistake would end the whole run.
+            self._refuse("not a chunk", payload)
+
+    def _refuse(self, error: str, payload: bytes) -> None:
+        self.sample.error, self.sample.detail = error, payload[:200].decode(errors="replace")
+
+    def _take_document(self, document: dict[str, Any], now: float) -> None:
         if choices := document.get("choices"):
             self._take_choice(choices[0], now)
         if usage := document.get("usage"):
@@ -166,7 +172,7 @@ class Stream(Exchange):
         if document.get("error"):
             self.sample.error, self.sample.detail = "error in stream", orjson.dumps(document["error"])[:200].decode()
         if fingerprint := document.get("system_fingerprint"):
-            self.sample.fingerprint = fingerprint
+            self.sample.fingerprint = str(fingerprint)
 
     def _take_choice(self, choice: dict[str, Any], now: float) -> None:
         delta = choice.get("delta")
@@ -183,10 +189,17 @@ class Stream(Exchange):
 
     def _take_usage(self, usage: dict[str, Any]) -> None:
         sample = self.sample
-        sample.prompt_tokens, sample.output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        details = usage.get("prompt_tokens_details")
-        if isinstance(details, dict) and details.get("cached_tokens") is not None:
-            sample.cached_tokens = details["cached_tokens"]
+        sample.prompt_tokens = _count(usage.get("prompt_tokens"))
+        sample.output_tokens = _count(usage.get("completion_tokens"))
+        if (details := usage.get("prompt_tokens_details")) is not None:
+            sample.cached_tokens = _count(details.get("cached_tokens"))
+
+
+def _count(value: Any) -> int | None:
+    """Raises: TypeError for what is no count."""
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    raise TypeError(f"{value!r} is no number of tokens")
 
 
 class Client:

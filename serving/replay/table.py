@@ -105,7 +105,7 @@ def rows(stages: Sequence[Stage]) -> list[tuple[str, list[str]]]:
             lambda s: "unknown" if s.money.dollars_per_hour is None else figure(s.money.per_million_output_tokens),
         ),
         ("$/M tokens", lambda s: "unknown" if s.money.dollars_per_hour is None else figure(s.money.per_million_tokens)),
-        ("of the memory's bandwidth", lambda s: "unknown" if s.roofline.share is None else f"{s.roofline.share:.1%}"),
+        ("of the roofline", lambda s: "unknown" if s.roofline.share is None else f"{s.roofline.share:.1%}"),
         ("client: CPU, late p99", lambda s: f"{s.client_cpu_share:.0%}, {max(_late(s)) * 1000:.1f} ms"),
         ("valid", lambda s: "yes" if s.is_valid else "NO"),
     )

@@ -317,6 +317,44 @@ async def test_the_search_finds_a_known_capacity(monkeypatch: pytest.MonkeyPatch
     assert report.found.requests_per_second == pytest.approx(40.0, rel=0.05)
 
 
+class Telling(LiveProgress):
+    """Tells when a phase begins."""
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__(Console(file=StringIO()))
+        self._awaited = awaited
+        self.has_begun = asyncio.Event()
+
+    def phase(self, text: str, total_seconds: float | None = None) -> None:
+        super().phase(text, total_seconds)
+        if text == self._awaited:
+            self.has_begun.set()
+
+
+async def test_a_sweep_that_is_stopped_keeps_the_loads_that_it_has_measured() -> None:
+    async with simulated_engine(rates=FAST) as engine:
+        options = Options(url=engine.url, rates=(30.0, 40.0, 50.0))
+        with Telling("40 requests/s, poisson") as progress:
+            running = asyncio.create_task(replay(Order(options, profile(), "n", catalog_dir()), progress))
+            await progress.has_begun.wait()
+            running.cancel()
+            report = await running
+    assert [stage.label for stage in report.stages] == ["30 requests/s, poisson"]
+    assert report.faults == ("it was stopped; only these of its loads were measured: 30 requests/s, poisson",)
+    assert not report.is_valid
+
+
+async def test_a_run_that_is_stopped_in_its_first_load_has_no_report() -> None:
+    async with simulated_engine(rates=FAST) as engine:
+        with Telling("30 requests/s, poisson") as progress:
+            options = Options(url=engine.url, rates=(30.0,))
+            running = asyncio.create_task(replay(Order(options, profile(), "n", catalog_dir()), progress))
+            await progress.has_begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+
 @in_virtual_time
 async def test_simulated_hardware_compares_as_it_was_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     tell_its_time(monkeypatch, *CLOCKED)

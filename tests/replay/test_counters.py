@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from serving.replay.counters import CacheFacts, Counters, info_labels, read_cache_facts, read_counters
 
 TEXT = """\
@@ -28,6 +30,11 @@ def test_counters_are_summed_over_labels_and_engines() -> None:
 
 def test_without_counters_of_an_engine_there_are_none() -> None:
     assert read_counters([TEXT, "serving_requests_total 4\n"]) is None
+
+
+@pytest.mark.parametrize("value", ["", "many", "NaN", "+Inf"])
+def test_a_counter_that_is_no_number_is_none(value: str) -> None:
+    assert read_counters([TEXT.replace("100.0", value)]) is None
 
 
 def test_what_the_cache_is() -> None:

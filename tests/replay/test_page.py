@@ -10,7 +10,7 @@ from rich.console import Console
 
 from serving.replay.page import page
 from serving.replay.plots import Axis, Line, plot
-from serving.replay.report import Check, Options, Report
+from serving.replay.report import Check, Options, Report, Roofline
 from serving.replay.table import print_report
 from tests.replay.stages import a_report, a_stage
 
@@ -55,6 +55,22 @@ def test_a_page_needs_nothing_else_and_escapes_what_it_quotes() -> None:
 
     Balance().feed(text)
     assert open_tags == []
+
+
+def test_each_loads_roofline_is_said_once_where_it_is_the_same() -> None:
+    known = [
+        a_stage(offered=offered).model_copy(update={"roofline": Roofline(share=0.1, said=f"{offered} is the most")})
+        for offered in (4.0, 8.0)
+    ]
+    text = page(a_report(*known))
+    assert "roofline, 4 requests/s, poisson: 4.0 is the most" in text
+    assert "roofline, 8 requests/s, poisson: 8.0 is the most" in text
+    assert page(a_report(a_stage(), a_stage(offered=8.0))).count("roofline: not known") == 1
+
+
+def test_the_command_line_can_be_copied_into_a_shell() -> None:
+    text = page(a_report(argv=("replay", "my profile.yaml", "--body", '{"top_k": 1}')))
+    assert "replay &#x27;my profile.yaml&#x27; --body &#x27;{&quot;top_k&quot;: 1}&#x27;" in text
 
 
 def test_without_a_price_there_are_no_dollars() -> None:

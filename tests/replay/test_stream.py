@@ -85,6 +85,32 @@ async def test_a_stream_that_did_not_end_well_is_an_error(pieces: tuple[bytes, .
     assert (sample.error, sample.is_ok) == (error, False)
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        '{"choices": "ab"}',
+        '{"choices": [1]}',
+        '{"choices": {"index": 0}}',
+        '{"choices": [{"delta": ["a"]}]}',
+        '{"choices": [], "usage": [1]}',
+        '{"choices": [], "usage": {"prompt_tokens": "7", "completion_tokens": 5}}',
+        '{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5.5}}',
+        '{"choices": [], "usage": {"prompt_tokens": -7, "completion_tokens": 5}}',
+        '{"choices": [], "usage": {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": true}}}',
+        '{"choices": [], "usage": {"prompt_tokens": 7, "prompt_tokens_details": "none"}}',
+        "[1]",
+        "null",
+    ],
+)
+async def test_an_event_of_another_shape_is_an_error_with_its_words(payload: str) -> None:
+    sample = await read(WHOLE[0], WHOLE[1], f"data: {payload}\n\n".encode(), WHOLE[-1])
+    assert (sample.error, sample.detail, sample.is_ok) == ("not a chunk", payload, False)
+
+
+async def test_a_fingerprint_that_is_no_text_is_kept_as_one() -> None:
+    assert (await read(event(choices=[], system_fingerprint=7), WHOLE[-1])).fingerprint == "7"
+
+
 async def test_a_refusal_keeps_its_words_and_a_simulated_engine_its_mark() -> None:
     sample = await read(b'{"error": "too ', b'many"}', status=429, headers=[(b"x-serving-simulated", b"p; serving 1")])
     assert (sample.error, sample.detail, sample.simulated) == ("status 429", '{"error": "too many"}', "p; serving 1")
