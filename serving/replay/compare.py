@@ -16,9 +16,11 @@ from serving.replay.report import Estimate, Report, Stage
 from serving.replay.statistics import SLICE_BLOCK, Statistic, at_share, block_of, mean, replicates
 from serving.replay.table import figure, seconds
 
-Verdict = Literal["equal", "higher", "lower", "not told apart", "unknown"]
+Verdict = Literal["equal", "higher", "lower", "not told apart", "too few", "unknown"]
 _SEEDS = (101, 202)
 """Of the two runs' resamples: equal ones would move together."""
+LEAST_BEYOND = 5
+"""A percentile with fewer values beyond it is not judged: resamples hold only those few, so that its interval is too narrow."""
 
 
 class Ratio(Record):
@@ -148,8 +150,11 @@ def _ratios(first: Stage, second: Stage, margin: float) -> list[Ratio]:
     )
     for name, values in latencies:
         found.append(_ratio_of(f"{name} mean", first, second, values, mean, margin))
-        found.append(_ratio_of(f"{name} p50", first, second, values, at_share(0.5), margin))
-        found.append(_ratio_of(f"{name} p99", first, second, values, at_share(0.99), margin))
+        for share in (0.5, 0.99):
+            ratio = _ratio_of(f"{name} p{100 * share:.0f}", first, second, values, at_share(share), margin)
+            fewest = min(sum(value is not None for value in values(stage)) for stage in (first, second))
+            is_told = ratio.verdict == "unknown" or fewest * (1.0 - share) >= LEAST_BEYOND
+            found.append(ratio if is_told else ratio.model_copy(update={"verdict": "too few"}))
     found.append(_dollars("$/M output tokens", first, second, _output, margin))
     found.append(_dollars("$/M tokens", first, second, _all, margin))
     return found

@@ -51,6 +51,15 @@ def test_a_known_ratio_is_within_its_interval() -> None:
         assert seen.verdict == verdict
 
 
+def test_a_percentile_that_few_requests_lie_beyond_is_not_judged() -> None:
+    few = compared(a_report(a_stage(seed=5, count=120)), a_report(a_stage(seed=6, count=120, ttft=0.4)))
+    assert ratio(few, "TTFT p99").verdict == "too few"
+    assert ratio(few, "TTFT p50").verdict == ratio(few, "TTFT mean").verdict == "higher"
+    assert "too few" in printed(few)
+    many = compared(a_report(a_stage(seed=5, count=600)), a_report(a_stage(seed=6, count=600, ttft=0.4)))
+    assert ratio(many, "TTFT p99").verdict == "higher"
+
+
 def test_dollars_without_a_price_are_unknown() -> None:
     found = compared(a_report(a_stage(dollars_per_hour=10.0)), a_report(a_stage()))
     assert ratio(found, "$/M output tokens").verdict == "unknown"
