@@ -150,11 +150,8 @@ def _ratios(first: Stage, second: Stage, margin: float) -> list[Ratio]:
     )
     for name, values in latencies:
         found.append(_ratio_of(f"{name} mean", first, second, values, mean, margin))
-        for share in (0.5, 0.99):
-            ratio = _ratio_of(f"{name} p{100 * share:.0f}", first, second, values, at_share(share), margin)
-            fewest = min(sum(value is not None for value in values(stage)) for stage in (first, second))
-            is_told = ratio.verdict == "unknown" or fewest * (1.0 - share) >= LEAST_BEYOND
-            found.append(ratio if is_told else ratio.model_copy(update={"verdict": "too few"}))
+        found.append(_percentile(name, first, second, values, 0.5, margin))
+        found.append(_percentile(name, first, second, values, 0.99, margin))
     found.append(_dollars("$/M output tokens", first, second, _output, margin))
     found.append(_dollars("$/M tokens", first, second, _all, margin))
     return found
@@ -187,6 +184,14 @@ def _ratio_of(
         points.append(statistic(list(there)) / per)
         drawn.append([value / per for value in replicates(there, [statistic], block=block, seed=seed)[0]])
     return _ratio(name, points, drawn, margin)
+
+
+def _percentile(name: str, first: Stage, second: Stage, values: Values, share: float, margin: float) -> Ratio:
+    ratio = _ratio_of(f"{name} p{100 * share:.0f}", first, second, values, at_share(share), margin)
+    fewest = min(sum(value is not None for value in values(stage)) for stage in (first, second))
+    if ratio.verdict == "unknown" or fewest * (1.0 - share) >= LEAST_BEYOND:
+        return ratio
+    return ratio.model_copy(update={"verdict": "too few"})
 
 
 def _dollars(name: str, first: Stage, second: Stage, values: Values, margin: float) -> Ratio:

@@ -484,6 +484,7 @@ class Chooser:
             cache_tokens=work.cache_tokens,
         )
         work.heard_at = now
+        # What small requests cost was looked at before this was known.
         for group in self._groups.values():
             for light in group.light.values():
                 light.again_at = now
