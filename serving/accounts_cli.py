@@ -193,7 +193,7 @@ def usage(
 def _settings(config: Path | None) -> Settings:
     from serving.settings import load_settings
 
-    return load_settings(config)
+    return load_settings(config, runs_gateway=False)
 
 
 def _is_file(settings: Settings, file: bool) -> bool:

@@ -55,7 +55,7 @@ def operator_url(config: Path | None) -> str:
     """Where a gateway with these settings answers operators. Raises: ConfigurationError."""
     from serving.settings import load_settings
 
-    server = load_settings(config).server
+    server = load_settings(config, runs_gateway=False).server
     own = server.operator_port is not None
     host = server.operator_host if own else server.host
     port = server.operator_port if own else server.port

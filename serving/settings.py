@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
@@ -444,6 +444,9 @@ class Settings(BaseSettings):
     """What accelerators cost and draw, by the target that endpoints and pools name, where that is not as in the catalog.
     It may hold more than are in use."""
 
+    _has_all_endpoints: ClassVar[bool] = True
+    """What speaks of models and pools can be checked against them."""
+
     @model_validator(mode="after")
     def _distinct_endpoints(self) -> Settings:
         names = [endpoint.name for endpoint in self.endpoints]
@@ -478,6 +481,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _priced_where_dollars_are_limited(self) -> Settings:
+        if not self._has_all_endpoints:
+            return self
         pools: dict[str, dict[str, bool]] = {}
         for endpoint in self.endpoints:
             pools.setdefault(endpoint.model, {})[endpoint.pool] = "generate" in endpoint.tasks
@@ -507,6 +512,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _known_models(self) -> Settings:
+        if not self._has_all_endpoints:
+            return self
         served = {pool.model: pool.name for pool in self.pools} | {endpoint.model: endpoint.name for endpoint in self.endpoints}
         check_models(self.models, served)
         if self.provider_listing.enabled and not any(model.listing for model in self.models.values()):
@@ -515,6 +522,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _known_tenants(self) -> Settings:
+        if not self._has_all_endpoints:
+            return self
         served = {*(pool.model for pool in self.pools), *(endpoint.model for endpoint in self.endpoints)}
         pools = {*(pool.name for pool in self.pools), *(endpoint.pool for endpoint in self.endpoints)}
         check_tenants(self.tenants, [key.tenant for key in self.auth.keys], {*self.models, *served})
@@ -547,6 +556,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _known_names_of_routing(self) -> Settings:
+        if not self._has_all_endpoints:
+            return self
         pools = {pool.name for pool in self.pools} | {endpoint.pool for endpoint in self.endpoints}
         for name in self.routing.pools:
             if name not in pools:
@@ -688,16 +699,20 @@ def catalog_dir() -> Path:
     return source if source.is_dir() else package / "_configs"
 
 
-def load_settings(path: Path | None = None) -> Settings:
+def load_settings(path: Path | None = None, *, own: EndpointSettings | None = None, runs_gateway: bool = True) -> Settings:
     """Read the settings from a YAML file and, over it, the process's environment.
+
+    `own` is an endpoint that `serving up` adds to those of the user, so that settings may speak of its model and its pool.
+    Whoever does not run the gateway cannot know it: then what speaks of models and pools is not compared with the endpoints.
 
     Raises:
         ConfigurationError: naming the file or variable, the path of the field and what would be right; never a value.
     """
     data = _read_yaml(path) if path is not None else {}
     _refuse_unknown_variables(os.environ)
+    kind = _settings_with(own) if own is not None else Settings if runs_gateway else _WithoutEndpoints
     try:
-        return Settings(**data)
+        return kind(**data)
     except ValidationError as error:
         lines = [_explain(problem, path) for problem in error.errors(include_url=False, include_input=False)]
         raise ConfigurationError("\n".join(lines)) from None
@@ -712,6 +727,24 @@ def load_settings(path: Path | None = None) -> Settings:
         ours = [name for name in os.environ if name.upper().startswith(PREFIX)]
         variable = max(ours, key=lambda name: len(re.findall(r"[\[{]", os.environ[name])), default="environment")
         raise ConfigurationError(f"{variable}: is nested too deeply") from None
+
+
+class _WithoutEndpoints(Settings):
+    _has_all_endpoints = False
+
+
+def _settings_with(own: EndpointSettings) -> type[Settings]:
+    class WithOwn(Settings):
+        endpoints: tuple[EndpointSettings, ...] = Field(default=(), validate_default=True)
+
+        @field_validator("endpoints", mode="after")
+        @classmethod
+        def _add_own(cls, given: tuple[EndpointSettings, ...]) -> tuple[EndpointSettings, ...]:
+            if any(endpoint.name == own.name for endpoint in given):
+                raise ValueError(f"the name {own.name!r} belongs to up's own engine; give yours another one")
+            return (*given, own)
+
+    return WithOwn
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

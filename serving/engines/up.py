@@ -77,7 +77,9 @@ def run_up(options: UpOptions, screen: Screen) -> int:
 
 def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Supervisor:
     """All that can fail for a reason the operator can mend, the cheap before the expensive."""
-    settings = load_settings(options.config)
+    catalog = load_catalog(options.catalog_root)
+    profile = find_profile(catalog, options.profile)
+    settings = load_settings(options.config, own=_own_endpoint(options.engine_port, profile))
     host = options.host if options.host is not None else settings.server.host
     port = options.port if options.port is not None else settings.server.port
     if port == 0:
@@ -87,9 +89,7 @@ def _prepare(options: UpOptions, screen: Screen, signals: StopSignals) -> Superv
     settings.check_reach(host)
     require_free_port(host, port, "--port")
     require_free_port(ENGINE_HOST, options.engine_port, "--engine-port")
-    catalog = load_catalog(options.catalog_root)
-    profile = find_profile(catalog, options.profile)
-    endpoints = _with_local(settings, options.engine_port, profile)
+    endpoints = json.dumps([endpoint.model_dump(mode="json", exclude_none=True) for endpoint in settings.endpoints])
     secret = _shared_secret(settings)
     command = prepare_engine(
         options.profile,
@@ -209,12 +209,9 @@ def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def _with_local(settings: Settings, engine_port: int, profile: Profile) -> str:
-    """The user's endpoints and the local engine's, as the gateway's environment wants them."""
-    if any(endpoint.name == ENDPOINT_NAME for endpoint in settings.endpoints):
-        raise ConfigurationError(f"endpoints: the name {ENDPOINT_NAME!r} belongs to up's own engine; give yours another one")
+def _own_endpoint(engine_port: int, profile: Profile) -> EndpointSettings:
     try:
-        local = EndpointSettings(
+        return EndpointSettings(
             name=ENDPOINT_NAME,
             url=f"http://{ENGINE_HOST}:{engine_port}",
             model=profile.model,
@@ -223,7 +220,6 @@ def _with_local(settings: Settings, engine_port: int, profile: Profile) -> str:
         )
     except ValidationError as error:
         raise ConfigurationError(f"profile {profile.name}: cannot be an endpoint: {error.errors()[0]['msg']}") from None
-    return json.dumps([endpoint.model_dump(mode="json", exclude_none=True) for endpoint in (*settings.endpoints, local)])
 
 
 def _machine(settings: Settings, profile: Profile, target: Target, screen: Screen) -> dict[str, str]:

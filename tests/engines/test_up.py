@@ -19,7 +19,7 @@ from serving.core.errors import ConfigurationError
 from serving.engines import up
 from serving.engines.kept import Program, rotate_log
 from serving.engines.supervise import StopSignals
-from serving.settings import catalog_dir
+from serving.settings import catalog_dir, load_settings
 from tests.doubles.real_engine import free_port
 
 KEY = "sk-very-secret"
@@ -144,6 +144,28 @@ def test_the_users_file_is_passed_on_with_its_endpoints_and_times(
     assert gateway.argv[-2:] == ("--config", str(config))
     assert [endpoint["name"] for endpoint in json.loads(gateway.environment["SERVING_ENDPOINTS"])] == ["other", "local"]
     assert gateway.stop_seconds == 2 + 5 + up.STOP_MARGIN_SECONDS
+
+
+def test_settings_may_speak_of_the_engine_of_up(options: up.UpOptions, planned: Planned, tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        "routing: {pools: {smollm2-135m-cpu: {dollars_per_hour: 3}}}\n"
+        "models: {gpt-4o: {alias_of: smollm2-135m-instruct}}\n"
+        "prices: {pools: {smollm2-135m-cpu: {prompt: 1, output: 2}}}\n"
+        "tenants: {a: {models: [smollm2-135m-instruct], limits: {dollars_per_day: 5}}}\n"
+        "auth: {api_key: sk-very-secret-and-long}\n"
+    )
+    _, gateway, _ = planned(replace(options, config=config))
+    assert "SERVING_ROUTING__POOLS" not in gateway.environment, "the file's price holds"
+    with pytest.raises(ConfigurationError, match="models.gpt-4o.alias_of: 'smollm2-135m-instruct' is neither under models nor served"):
+        load_settings(config)
+    assert load_settings(config, runs_gateway=False).server.port == 8000
+
+
+def test_the_name_of_the_engine_of_up_is_taken(options: up.UpOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_ENDPOINTS", '[{"name": "local", "url": "http://127.0.0.1:9", "model": "x"}]')
+    with pytest.raises(ConfigurationError, match="endpoints: the name 'local' belongs to up's own engine"):
+        up.run_up(options, Lines())
 
 
 def test_the_key_reaches_the_gateway_and_neither_engine_nor_screen(
