@@ -90,10 +90,13 @@ class RealPostgres:
     def kill(self) -> None:
         """All of it at once, as when its machine is gone."""
         assert self._process is not None
-        for process in self._tree():
+        server, *children = self._tree()
+        for process in (server, *children):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         self._process.wait()
+        # One that is still ending holds the shared memory, for which a new server would not start.
+        psutil.wait_procs(children, timeout=START_SECONDS)
         self._process = None
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
