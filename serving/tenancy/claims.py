@@ -25,7 +25,6 @@ _KNOWN = 4096
 _PERCENTILE = 0.95
 _MULTIPLE = frozenset(("n", "best_of", "prompt"))
 """Members by which a request may ask for several answers."""
-_MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _LEFT = frozenset((Outcome.CLIENT_CANCELLED, Outcome.CLIENT_SLOW, Outcome.DEADLINE_EXCEEDED))
 """The request was given up by its client, or by the time that was given to it."""
 
@@ -50,7 +49,7 @@ class _Outputs:
         self._tokens: deque[int] = deque(maxlen=_ANSWERS)
         self._new = 0
         self.percentile: int | None = None
-        """In tokens; None while too little is known."""
+        """In tokens of one answer; None while too little is known."""
 
     def add(self, tokens: int) -> None:
         self._tokens.append(tokens)
@@ -82,18 +81,17 @@ class Claims:
             _refuse_what_never_fits(prompt, None, limits)
             return Guess(prompt, 0)
         document = ctx.document
-        answers = 1 if document.keys().isdisjoint(_MULTIPLE) else _answers(document)
-        most = _most_tokens(document)
+        answers = _answers(document)
+        most = _most_tokens(ctx.route.length_fields, document)
         _refuse_what_never_fits(prompt, None if most is None else most * answers, limits)
         known = self._outputs.get((tenant.name, ctx.model))
-        output = known.percentile if known is not None and known.percentile is not None else None
+        output = None if known is None else known.percentile
         cap = tenant.parameters.max_tokens
-        if most is not None and (output is None or most * answers < output):
-            output = most * answers
-        if cap is not None and (output is None or cap * answers < output):
-            output = cap * answers
-        if output is None:
-            output = UNKNOWN_OUTPUT_TOKENS * answers
+        if most is not None and (output is None or most < output):
+            output = most
+        if cap is not None and (output is None or cap < output):
+            output = cap
+        output = (UNKNOWN_OUTPUT_TOKENS if output is None else output) * answers
         if limits is not None and limits.tokens is not None:
             # What nobody asked for must not shut a request out.
             output = min(output, max(0, limits.tokens - prompt))
@@ -138,7 +136,7 @@ class Claims:
             if len(self._outputs) >= _KNOWN:
                 self._outputs.pop(next(iter(self._outputs)))
             known = self._outputs[key] = _Outputs()
-        known.add(output)
+        known.add(-(-output // _answers(ctx.document)))
 
 
 def _sum(cost: Cost) -> int:
@@ -159,9 +157,9 @@ def _refuse_what_never_fits(prompt_tokens: int, output_tokens: int | None, limit
         )
 
 
-def _most_tokens(document: dict[str, Any]) -> int | None:
+def _most_tokens(fields: tuple[str, ...], document: dict[str, Any]) -> int | None:
     """The output that the request allows at most, for each of its answers."""
-    for name in _MAX_TOKENS:
+    for name in fields:
         value = document.get(name)
         if isinstance(value, int | float):
             return int(value)
@@ -170,6 +168,8 @@ def _most_tokens(document: dict[str, Any]) -> int | None:
 
 def _answers(document: dict[str, Any]) -> int:
     """How many answers are made for it."""
+    if document.keys().isdisjoint(_MULTIPLE):
+        return 1
     prompt = document.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     choices = [int(value) for name in ("n", "best_of") if isinstance(value := document.get(name), int | float)]

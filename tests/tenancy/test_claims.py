@@ -9,7 +9,7 @@ import pytest
 from serving.core.context import UNKNOWN_USAGE, RequestContext, Usage
 from serving.core.errors import InvalidRequest
 from serving.core.outcomes import Outcome
-from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, RESPONSES_ROUTE, Route
+from serving.core.routes import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RESPONSES_ROUTE, Route
 from serving.ledger_settings import PricesSettings
 from serving.tenancy.claims import UNKNOWN_OUTPUT_TOKENS, Claims, Guess
 from serving.tenancy.estimates import TokenEstimates
@@ -52,6 +52,18 @@ def test_several_answers_take_several_times_the_output() -> None:
     assert guess(request(COMPLETIONS, prompt="a", max_tokens=50)).output_tokens == 50
 
 
+def test_only_the_field_that_the_engine_heeds_says_how_long_an_answer_may_be() -> None:
+    """vLLM passes over the others, and so would a small one open what a large one asks for."""
+    assert guess(request(COMPLETIONS, prompt="a", max_completion_tokens=1, max_tokens=5000)).output_tokens == 5000
+    assert guess(request(RESPONSES_ROUTE, max_tokens=1, max_output_tokens=5000)).output_tokens == 5000
+    assert guess(request(MESSAGES, max_completion_tokens=1, max_tokens=5000)).output_tokens == 5000
+    assert guess(request(CHAT_COMPLETIONS, max_output_tokens=1, max_tokens=5000)).output_tokens == 5000
+    assert guess(request(CHAT_COMPLETIONS, max_tokens=1, max_completion_tokens=5000)).output_tokens == 5000
+    assert guess(request(RESPONSES_ROUTE, max_tokens=1)).output_tokens == UNKNOWN_OUTPUT_TOKENS
+    with pytest.raises(InvalidRequest):
+        guess(request(COMPLETIONS, prompt="a", max_completion_tokens=1, max_tokens=5000), limits=Limits(tokens=1000))
+
+
 def test_a_cap_is_the_most_that_is_guessed() -> None:
     capped = Tenant("a", ParameterLimits(max_tokens=20))
     assert guess(request(), capped).output_tokens == 20
@@ -74,6 +86,22 @@ def test_the_last_answers_say_how_long_the_next_one_will_be() -> None:
         failed.usage, failed.outcome, failed.usage_estimated = Usage(10, 0, 9000 + tokens), Outcome.TRUNCATED, True
         book.learn(failed)
     assert book.guess(request(), TENANT, None).output_tokens < 200
+
+
+def test_what_one_answer_was_long_says_how_long_several_will_be() -> None:
+    book = claims()
+    for _ in range(8):
+        ended = request(COMPLETIONS, prompt="a", max_tokens=4000)
+        ended.usage, ended.outcome = Usage(10, 0, 20), Outcome.OK
+        book.learn(ended)
+    assert book.guess(request(COMPLETIONS, prompt="a", max_tokens=4000), TENANT, None).output_tokens == 20
+    assert book.guess(request(COMPLETIONS, prompt="a", n=8), TENANT, None).output_tokens == 160
+    many = request(COMPLETIONS, prompt=["a"] * 200, n=8, max_tokens=4000)
+    assert book.guess(many, TENANT, None).output_tokens == 200 * 8 * 20
+    for _ in range(200):
+        many.usage, many.outcome = Usage(10, 0, 200 * 8 * 30), Outcome.OK
+        book.learn(many)
+    assert book.guess(request(COMPLETIONS, prompt="a", max_tokens=4000), TENANT, None).output_tokens == 30, "each of its answers"
 
 
 def test_what_can_never_fit_is_refused() -> None:
