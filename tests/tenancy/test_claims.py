@@ -123,6 +123,43 @@ def test_what_can_never_fit_is_refused() -> None:
     assert guess(request(), limits=limits) == (100, 400), "what nobody asked for does not shut it out"
 
 
+def test_a_refusal_names_the_field_of_its_route() -> None:
+    for route, field in ((RESPONSES_ROUTE, "max_output_tokens"), (CHAT_COMPLETIONS, "max_completion_tokens")):
+        with pytest.raises(InvalidRequest, match=field) as caught:
+            guess(request(route, **{field: 401}), limits=Limits(tokens=500))
+        assert caught.value.param == field
+
+
+def test_a_prompt_that_only_seems_too_long_is_let_in() -> None:
+    """What a tenant's pictures were worth by their addresses says nothing sure of its texts; no byte of text is two tokens."""
+    estimates = TokenEstimates()
+    book, picture = Claims(estimates), request(body_bytes=100)
+    picture.usage = Usage(2000, 0, 1)
+    estimates.learn(picture)
+    assert book.guess(request(body_bytes=400), TENANT, Limits(tokens=500)) == (500, 0)
+    with pytest.raises(InvalidRequest):
+        book.guess(request(body_bytes=501), TENANT, Limits(tokens=500))
+
+
+def test_a_request_that_costs_more_than_a_day_may_is_told_so() -> None:
+    book = claims(models={"m": {"prompt": 1, "output": 4}})
+    day = Limits(nano_dollars=1_000_000)
+    for ctx, param in ((request(max_tokens=300), "max_tokens"), (request(body_bytes=5000, max_tokens=1), None)):
+        with pytest.raises(InvalidRequest) as caught:
+            book.claim(ctx, book.guess(ctx, TENANT, day), day)
+        assert (caught.value.error_code, caught.value.param, caught.value.retry_after_seconds) == (
+            "request_exceeds_limit",
+            param,
+            None,
+        )
+    fits = request(max_tokens=200)
+    assert book.claim(fits, book.guess(fits, TENANT, day), day) == Claim(1, 300, 900_000)
+    unsaid = request()
+    assert book.claim(unsaid, book.guess(unsaid, TENANT, day), day).nano_dollars == 1_000_000, (
+        "what nobody asked for does not shut it out"
+    )
+
+
 def ended(outcome: Outcome, usage: Usage = UNKNOWN_USAGE, attempts: int = 1) -> RequestContext:
     ctx = request()
     ctx.outcome, ctx.usage, ctx.attempts = outcome, usage, attempts
