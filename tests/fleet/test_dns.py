@@ -137,7 +137,7 @@ async def test_a_name_server_that_fails_takes_no_engine_away(failure: str, caplo
 
 @in_virtual_time
 async def test_engines_that_leave_serve_until_one_of_those_that_come_is_ready() -> None:
-    """A rollout of one replica, or a name that moves: all addresses are new at once, and none of them has shown that it serves."""
+    """A rollout of one replica, or a name that moves: all addresses are new at once, and none has shown that it serves."""
     world = World(POOL)
     world.names.addresses["engines.test"] = ["10.0.0.1", "10.0.0.9"]
     world.alive = {"http://10.0.0.1:8000"}
