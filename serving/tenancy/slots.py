@@ -17,6 +17,13 @@ LOOK_SECONDS = 0.1
 """How often slots are looked for that have come with a new endpoint, while anybody waits."""
 LONGEST_RETRY_SECONDS = 60
 """Clients do not heed a longer one."""
+DOUBT = 0.1
+"""What one who waited in vain adds to the part by which expected waits are taken to be too short."""
+MOST_OPTIMISM = 3.0
+"""The largest such part: who is expected to wait a quarter of its time is let wait in any case, so that slots stay busy."""
+FORGET_SECONDS = 60.0
+"""In which half of that part is forgotten."""
+IN_VAIN = "queue_timeout"
 _WEIGHT = 0.05
 """Of the newest request in the running means."""
 
@@ -50,6 +57,9 @@ class Slots:
         """Running means of a request: how long it has its slot, and how many tokens it was thought to be."""
         self._spread_seconds = 0.0
         """The running mean of how far off the expected time was."""
+        self._optimism = 0.0
+        """By what part of itself an expected wait was too short of late, as it was at `_doubted_at`."""
+        self._doubted_at = 0.0
         self._look: asyncio.TimerHandle | None = None
 
     @property
@@ -88,9 +98,10 @@ class Slots:
         answer_seconds = self._answer_seconds(cost_tokens) + 2 * self._spread_seconds
         left_seconds = min(self._wait_seconds, ends - now - answer_seconds)
         expected_seconds = self._wait_for(self.queue.tokens_before(tenant, cost_tokens, urgency))
-        if expected_seconds > left_seconds:
-            words = "No slot is expected in time. Try again later."
-            raise self._refusal(words, "wait_too_long", expected_seconds - left_seconds)
+        # Others may come meanwhile who are served before it, and whoever would wait in vain is to be told at once.
+        beyond_seconds = expected_seconds * (1.0 + self._optimism_at(now)) - left_seconds
+        if beyond_seconds > 0:
+            raise self._refusal("No slot is expected in time. Try again later.", "wait_too_long", beyond_seconds)
         place = Place(tenant, cost_tokens, body_bytes, urgency, now)
         loop = asyncio.get_running_loop()
         place.granted = loop.create_future()
@@ -105,6 +116,10 @@ class Slots:
         timer = loop.call_later(left_seconds, self._expire, place)
         try:
             await place.granted
+        except Overloaded as refusal:
+            if expected_seconds and refusal.error_code == IN_VAIN:
+                self._doubt()
+            raise
         except asyncio.CancelledError:
             if place.is_here:
                 self.queue.remove(place)
@@ -116,6 +131,14 @@ class Slots:
         finally:
             timer.cancel()
         self._waited(self._clock() - now)
+
+    def _doubt(self) -> None:
+        """Somebody was let wait who got no slot in time."""
+        now = self._clock()
+        self._optimism, self._doubted_at = min(MOST_OPTIMISM, self._optimism_at(now) + DOUBT), now
+
+    def _optimism_at(self, now: float) -> float:
+        return self._optimism * math.exp2((self._doubted_at - now) / FORGET_SECONDS)
 
     def _hand_on(self) -> None:
         queue = self.queue
@@ -137,7 +160,7 @@ class Slots:
         if place.is_here:
             self.queue.remove(place)
             words = "No slot became free in time. Try again later."
-            self._refuse(place, self._refusal(words, "queue_timeout", self._wait_for(self.queue.tokens)))
+            self._refuse(place, self._refusal(words, IN_VAIN, self._wait_for(self.queue.tokens)))
 
     def _refuse(self, waiting: Waiting, error: Overloaded) -> None:
         assert isinstance(waiting, Place)

@@ -206,16 +206,17 @@ class Ways:
         pipeline._begin_attempt = noted  # type: ignore[method-assign]
 
 
-async def random_faults(seconds: float, streams: int, seed: int, speed: float = 0.5) -> None:
+async def random_faults(seconds: float, streams: int, seed: int) -> None:
     chance = random.Random(seed)
     async with contextlib.AsyncExitStack() as stack:
-        processes = {f"e{number}": SimulatedProcess(speed=speed) for number in range(1, ENGINES + 1)}
+        processes = {f"e{number}": SimulatedProcess() for number in range(1, ENGINES + 1)}
         await asyncio.gather(*(stack.enter_async_context(process) for process in processes.values()))
         networks = {name: await stack.enter_async_context(LossyNetwork(processes[name].url)) for name in ("e5", "e6")}
         urls = {name: networks[name].url if name in networks else process.url for name, process in processes.items()}
         settings = {
             "endpoints": [{"name": name, "url": url, "model": MODEL} for name, url in urls.items()],
-            "relay": {"first_byte_timeout_seconds": 10.0, "idle_timeout_seconds": 8.0},
+            # An engine runs 32 of them at once, so that where few are left some wait for seconds, and not for the time-out.
+            "relay": {"first_byte_timeout_seconds": 12.0, "idle_timeout_seconds": 8.0},
             # Engines, clients and the gateway share a machine: a look that was late there says nothing about an engine.
             "probe": {"period_seconds": 0.5, "timeout_seconds": 5.0},
             "health": {"slow_start_seconds": 5.0, "most_open_seconds": 10.0},
@@ -307,4 +308,4 @@ async def test_a_minute_of_random_faults() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 async def test_twenty_minutes_of_random_faults() -> None:
-    await random_faults(1200.0, streams=200, seed=2, speed=0.2)
+    await random_faults(1200.0, streams=200, seed=2)
