@@ -41,7 +41,7 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 """Older names of structured output; vLLM ignores them, so they are said again in the words it knows."""
 
 
-_SWITCHES = ("include_usage", "continuous_usage_stats")
+STREAM_SWITCHES = ("include_usage", "continuous_usage_stats")
 """Members of `stream_options` that an engine reads more freely than JSON means them: the text "false" is false to vLLM."""
 _COSTLY = (b",", b"[", b"{", b"\\")
 """What makes a body of a given size slow to read and large in memory; counting them costs next to nothing."""
@@ -167,7 +167,7 @@ def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) ->
         options = {}
     if not isinstance(options, dict):
         raise InvalidRequest("The field 'stream_options' must be an object.", param="stream_options")
-    for name in _SWITCHES:
+    for name in STREAM_SWITCHES:
         value = options.get(name)
         if value is not None and not isinstance(value, bool):
             raise InvalidRequest(f"The field 'stream_options.{name}' must be true or false.", param=f"stream_options.{name}")
