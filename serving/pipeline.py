@@ -439,7 +439,8 @@ class Pipeline:
             if ticket is not None:
                 self._probe.suspect(ticket.endpoint, f"does not know {ticket.endpoint.model} any more", certain=False)
             return Unavailable(
-                "The engine does not serve this model any more. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
+                f"The engine does not serve {_shown(ctx.asked_model)} any more. Try again shortly.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         if status in _CALLERS_FAULT:
             self._end_attempt(passage, AttemptResult.REFUSED)

@@ -39,7 +39,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed(engine: ScriptedEng
 
 async def test_the_last_bytes_of_an_answer_do_not_wait_for_ever(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     body = json.dumps({"usage": {"prompt_tokens": 1, "completion_tokens": 1}, "text": "x" * 3_000_000}).encode()
-    engine.default = Script(body=body)
+    engine.default = Script(body=body, usage=Usage(prompt_tokens=1, completion_tokens=1))
     async with gateway_over({"e1": engine}, relay={"client_write_timeout_seconds": 0.5, "buffer_bytes": 16_000_000}) as gateway:
         clients = [await RawClient(gateway.url, receive_buffer_bytes=4096).connect() for _ in range(20)]
         for client in clients:
