@@ -38,15 +38,23 @@ def fleet(
     """
     import json
 
-    report = ask_gateway(url or operator_url(config))
+    report = ask_gateway(place := url or operator_url(config))
     if as_json:
         sys.stdout.write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         return
+    try:
+        shown = rows(report)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigurationError(
+            f"{place} answered with a fleet that this version cannot show ({printable(what)}); use the command of the gateway's "
+            "own version, or --json"
+        ) from None
     from rich.console import Console
     from rich.table import Table
 
     table = Table(*COLUMNS, box=None, pad_edge=False)
-    for row in rows(report):
+    for row in shown:
         table.add_row(*map(printable, row))
     Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, emoji=False).print(table, crop=False)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from serving.setting_types import Seconds, Section
+from serving.setting_types import DnsName, Seconds, Section
 
 SECRET_BYTES = 16
 """The least length of what messages are signed with."""
@@ -27,7 +27,7 @@ def _address(address: str) -> str:
 class PeerSettings(Section):
     """Other gateways of the same release. Without `host` and `addresses` a gateway is alone and listens to nobody."""
 
-    host: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    host: DnsName | None = None
     """A DNS name with the addresses of all gateways, this one among them: a headless Service of Kubernetes."""
     addresses: tuple[Annotated[str, AfterValidator(_address)], ...] = ()
     """The other gateways as HOST:PORT, in place of `host`."""

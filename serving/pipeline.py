@@ -437,7 +437,13 @@ class Pipeline:
                 return Unavailable(
                     "The adapter has just left its engine. Try again shortly.", retry_after_seconds=RETRY_AFTER_SECONDS
                 )
-            return ModelNotFound(f"The model {_shown(ctx.asked_model)} is not served by its engine.", param="model")
+            # This gateway knows the model: what is behind the address is another engine by now.
+            if ticket is not None:
+                self._probe.suspect(ticket.endpoint, f"does not know {ticket.endpoint.model} any more", certain=False)
+            return Unavailable(
+                f"The engine does not serve {_shown(ctx.asked_model)} any more. Try again shortly.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
         if status in _CALLERS_FAULT:
             self._end_attempt(passage, AttemptResult.REFUSED)
             code = "context_length_exceeded" if "maximum context length" in words else None

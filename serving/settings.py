@@ -26,8 +26,8 @@ from serving.machine_settings import TargetSettings
 from serving.model_settings import ModelName, ModelSettings, ProviderListingSettings, adapters_of, check_models, served_name
 from serving.peer_settings import PeerSettings
 from serving.quality_settings import QualitySettings
-from serving.routing_settings import RoutingSettings
-from serving.setting_types import Count, Name, Seconds, Section
+from serving.routing_settings import PoolRoutingSettings, RoutingSettings
+from serving.setting_types import Count, DnsName, Name, Seconds, Section
 from serving.strict_yaml import read_yaml
 from serving.tenant_settings import ParameterLimits as ParameterLimits
 from serving.tenant_settings import TenantName, TenantSettings, check_tenants
@@ -348,7 +348,7 @@ class PoolSettings(Section):
     model: Annotated[str, Field(min_length=1, max_length=256)]
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = ("generate",)
     target: Name = "unknown"
-    host: Annotated[Host, Field(min_length=1)] | None = None
+    host: DnsName | None = None
     """A DNS name; each of its addresses is an engine, at `port`."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     kubernetes: KubernetesPoolSettings | None = None
@@ -453,6 +453,14 @@ class Settings(BaseSettings):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"endpoints: the name {name!r} is given twice")
+        at: dict[tuple[str, str], str] = {}
+        for endpoint in self.endpoints:
+            first_name = at.setdefault((endpoint.url.rstrip("/"), endpoint.model), endpoint.name)
+            if first_name != endpoint.name:
+                raise ValueError(
+                    f"endpoints: {first_name!r} and {endpoint.name!r} are one engine, {endpoint.url}; name it once, since its "
+                    "load and its cache would be taken for two"
+                )
         sources: tuple[EndpointSettings | PoolSettings, ...] = (*self.endpoints, *self.pools)
         first_of = {source.model: source for source in reversed(sources)}
         for source in sources:
@@ -562,6 +570,24 @@ class Settings(BaseSettings):
         for name in self.routing.pools:
             if name not in pools:
                 raise ValueError(f"routing.pools: there is no pool {name!r}{_nearest(name, pools)}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_weight_a_revision(self) -> Settings:
+        """Which of several would count depended on the order in which engines are found."""
+        if not self._has_all_endpoints:
+            return self
+        weights: dict[tuple[str, str], tuple[str, float]] = {}
+        fixed = {(endpoint.model, endpoint.pool) for endpoint in self.endpoints}
+        for model, name in sorted(fixed | {(pool.model, pool.name) for pool in self.pools}):
+            said = self.routing.pools.get(name, PoolRoutingSettings())
+            other, weight = weights.setdefault((model, said.revision), (name, said.weight))
+            if weight != said.weight:
+                which = f"the revision {said.revision!r}" if said.revision else "no revision"
+                raise ValueError(
+                    f"routing.pools: {other!r} and {name!r} have {which} of {model!r} and the weights {weight:g} and "
+                    f"{said.weight:g}; a weight is a revision's: give each its own revision, or both the same weight"
+                )
         return self
 
     @model_validator(mode="after")

@@ -224,7 +224,7 @@ def test_a_section_given_twice_is_refused(file_with: WriteFile) -> None:
 
 
 def test_mappings_may_still_be_merged(file_with: WriteFile) -> None:
-    path = file_with("endpoints:\n- &e {name: e1, url: 'http://e:1', model: m}\n- {<<: *e, name: e2}\n")
+    path = file_with("endpoints:\n- &e {name: e1, url: 'http://e:1', model: m}\n- {<<: *e, name: e2, url: 'http://e:2'}\n")
     assert [(e.name, e.model) for e in load_settings(path).endpoints] == [("e1", "m"), ("e2", "m")]
 
 
@@ -680,3 +680,37 @@ def test_where_nobody_is_asked_for_a_key_others_cannot_come(sections: dict[str, 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_the_loopback_is_open_to_everybody_on_the_machine(host: str) -> None:
     Settings().check_reach(host)
+
+
+ONE_ENGINE_TWICE = [{"name": name, "url": f"http://engine:8001{end}", "model": "m"} for name, end in (("a", ""), ("b", "/"))]
+TWO_POOLS = [{"name": name, "url": f"http://{name}:8001", "model": "m", "pool": name} for name in ("x", "y")]
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"endpoints": ONE_ENGINE_TWICE}, "endpoints: 'a' and 'b' are one engine"),
+        ({"endpoints": TWO_POOLS, "routing": {"pools": {"x": {"weight": 5}, "y": {"weight": 95}}}}, "have no revision of 'm'"),
+        ({"endpoints": TWO_POOLS, "routing": {"pools": {"x": {"weight": 5}}}}, "the weights 5 and 1; a weight is a revision's"),
+        (
+            {"endpoints": TWO_POOLS, "routing": {"pools": {"x": {"revision": "r", "weight": 5}, "y": {"revision": "r"}}}},
+            "'x' and 'y' have the revision 'r' of 'm' and the weights 5 and 1",
+        ),
+        *(
+            ({"pools": [{"name": "p", "model": "m", "host": host, "port": 1}]}, "must be a host name alone")
+            for host in ("http://engines", "engines:8000", "engines/v1", "two words", "[::1]")
+        ),
+        ({"peers": {"host": "gateways:8002", "secret": "s" * 16}}, "must be a host name alone"),
+    ],
+)
+def test_settings_of_a_fleet_that_would_be_misread_are_refused(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Settings.model_validate(sections)
+
+
+def test_one_address_may_serve_two_models_and_a_revision_have_two_pools() -> None:
+    two_models = [{"name": name, "url": "http://engine:8001", "model": name} for name in ("a", "b")]
+    routing = {"pools": {name: {"revision": "r", "weight": 5} for name in ("x", "y")}}
+    Settings.model_validate({"endpoints": [*two_models, *TWO_POOLS], "routing": routing})
+    for host in ("::1", "10.0.0.1", "engines_of.serving.svc.", "motoren-für-alle.example"):
+        Settings.model_validate({"pools": [{"name": "p", "model": "m", "host": host, "port": 1}]})

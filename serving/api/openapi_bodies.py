@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from serving.core.routes import Counted, Field, Route
+from serving.engines.body import STREAM_SWITCHES
 from serving.engines.form import NAME
 from serving.engines.form_body import NO, SWITCHES, YES
 from serving.settings import ParameterLimits
@@ -42,7 +43,8 @@ def body_schema(route: Route, limits: ParameterLimits) -> Json:
         words = f"{described.get('description', '')} At most {most} {counted.limit}, and each part of one counts.".lstrip()
         properties[counted.name] = described | _counted(counted, most) | {"description": words}
     if route.usage_option:
-        properties["stream_options"] = {"type": ["object", "null"]}
+        switches: Json = {name: {"type": ["boolean", "null"]} for name in STREAM_SWITCHES}
+        properties["stream_options"] = {"type": ["object", "null"], "properties": switches}
     properties |= {name: {"enum": [None, False], "description": route.refused_words} for name in route.refused}
     required = ["model", *(field.name for field in route.required if not field.instead)]
     schema: Json = {"type": "object", "required": required, "properties": properties}

@@ -61,6 +61,9 @@ class Dialect:
     usage_before_done: Literal["running", "prompt", "none"]
     """What the usage in a stream that is not whole is worth: the tokens so far, the prompt alone, or nothing."""
     finish_key: bytes
+    given_up: bytes | None = None
+    """How an engine says in an answer that it gave it up, as vLLM does while it stops; None where it has no word for that, or
+    where answers repeat what clients said, so that a client could say it."""
     key_header: bytes | None = None
     """Where a key may stand beside `Authorization: Bearer`."""
     request_id_header: bytes | None = None
@@ -80,8 +83,9 @@ OPENAI = Dialect(
     output_key="completion_tokens",
     usage_before_done="running",
     finish_key=b'"finish_reason":"',
+    given_up=b'"finish_reason":"abort"',
 )
-POOLING = replace(OPENAI, output_key=None)
+POOLING = replace(OPENAI, output_key=None, given_up=None)
 RERANKING = replace(POOLING, usage_first=True)
 RESPONSES = Dialect(
     name="responses",

@@ -31,14 +31,18 @@ GATEWAY_ONLY = frozenset(
         "enable_response_messages",
         "return_prompt_text",
         "truncate_prompt_tokens",
+        "stream_interval",
     )
 )
-"""Privileges of whoever operates the engines: they name hosts, jump queues, pick ids, or cut prompts without a word."""
+"""Privileges of whoever operates the engines: they name hosts, jump queues, pick ids, cut prompts without a word, or say how many
+tokens an event holds, by which answers that their clients left are charged."""
 GATEWAY_ONLY_PREFIX = "routed_experts"
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 """Older names of structured output; vLLM ignores them, so they are said again in the words it knows."""
 
 
+STREAM_SWITCHES = ("include_usage", "continuous_usage_stats")
+"""Members of `stream_options` that an engine reads more freely than JSON means them: the text "false" is false to vLLM."""
 _COSTLY = (b",", b"[", b"{", b"\\")
 """What makes a body of a given size slow to read and large in memory; counting them costs next to nothing."""
 GUIDED_NAMES = frozenset(GUIDED)
@@ -163,6 +167,10 @@ def _ask_for_usage(ctx: RequestContext, document: dict[str, Any], edit: Edit) ->
         options = {}
     if not isinstance(options, dict):
         raise InvalidRequest("The field 'stream_options' must be an object.", param="stream_options")
+    for name in STREAM_SWITCHES:
+        value = options.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise InvalidRequest(f"The field 'stream_options.{name}' must be true or false.", param=f"stream_options.{name}")
     if options.get("include_usage"):
         return
     edit.put["stream_options"] = _written({**options, "include_usage": True}, "stream_options")

@@ -26,8 +26,9 @@ PASSED_HEADERS = frozenset((b"content-type", b"content-length", b"content-encodi
 """What an engine's header may tell a client; the rest is between the gateway and its engines."""
 
 
-ABORTED = b'"finish_reason":"abort"'
-"""How vLLM ends what it gives up while it stops; inside a JSON string the quotes are escaped."""
+_STREAM, _JSON = b"text/event-stream", b"application/json"
+_ERRORS = (b'{"error":', b'{"type":"error"', b'{"object":"error"')
+"""How an error object begins, and no answer: some engines send one with status 200."""
 _LINE_BEGINS = b"dei:r\r\n"
 """First bytes of the lines of an event stream: data, event, id, a comment, retry, and line ends."""
 
@@ -126,19 +127,30 @@ class Relay:
                 if name in PASSED_HEADERS:
                     headers.append((name, value))
                     if name == b"content-type":
-                        is_stream, is_json = value.startswith(b"text/event-stream"), value.startswith(b"application/json")
+                        is_stream, is_json = value.startswith(_STREAM), value.startswith(_JSON)
+                        if not is_stream and not is_json:
+                            kind = value.lower()
+                            is_stream, is_json = kind.startswith(_STREAM), kind.startswith(_JSON)
+                            headers[-1] = (name, kind if is_stream else value)
             if is_stream or ctx.reasoning_field:
                 # Its length may change on the way: by an event that is ours, one that says that it broke off, or a field's name.
                 headers = [(name, value) for name, value in headers if name != b"content-length"]
             if is_stream and first.startswith(ctx.route.dialect.error):
                 raise _refusal(500, [], first.partition(b"data: ")[2].partition(b"\n")[0], in_stream=True)
-            if ABORTED in first:
+            given_up = ctx.route.dialect.given_up
+            if given_up is not None and given_up in first:
                 raise BrokenAnswer("the engine gave the request up")
             if is_stream:
                 if first[:1] not in _LINE_BEGINS:
                     raise BrokenAnswer("the engine's stream holds no events")
-            elif is_json and first and (first[:1] != b"{" or (complete and first[-1:] != b"}")):
-                _check_json(first, complete)
+            elif is_json:
+                if first[:1] != b"{" or (complete and first[-1:] != b"}"):
+                    _check_json(first, complete)
+                elif first.startswith(_ERRORS):
+                    raise _refusal(500, [], first, in_stream=True)
+            elif not ctx.route.form and ctx.route.usage_header is None:
+                # A proxy's page, most likely. Only of sound and of embeddings there are answers of other kinds.
+                raise BrokenAnswer("the engine's answer is neither JSON nor a stream")
             told = b""
             if ctx.route.usage_header is not None:
                 told = next((value for name, value in exchange.headers if name == ctx.route.usage_header), b"")
@@ -246,7 +258,8 @@ def _check_json(first: bytes, complete: bool) -> None:
     """Look closely at an answer that does not begin and end like an object. Raises: BrokenAnswer."""
     try:
         if complete:
-            orjson.loads(first)
+            if orjson.loads(first) is None:
+                raise ValueError
         elif not first.lstrip(b" \t\r\n").startswith((b"{", b"[", b'"')):
             raise ValueError
     except ValueError:

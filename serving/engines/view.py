@@ -16,7 +16,6 @@ USAGE = b'"usage":'
 _SEQUENCE_NUMBER = b'"sequence_number":'
 _ANSWER_TAIL_BYTES = 128 * 1024
 _USAGE_EVENT_BYTES = 4096
-_ABORT = "abort"
 _DECODER = json.JSONDecoder()
 _PLAIN_USAGE = re.compile(
     rb'"usage":\{"prompt_tokens":(\d{1,15}),"total_tokens":\d{1,15},"completion_tokens":(\d{1,15})'
@@ -44,6 +43,7 @@ class AnswerView:
         "_carry_bytes",
         "_dialect",
         "_done",
+        "_earlier_usage",
         "_ending",
         "_error",
         "_pieces",
@@ -80,6 +80,8 @@ class AnswerView:
         self._tail_bytes = dialect.tail_bytes if is_stream else _ANSWER_TAIL_BYTES
         self._pieces: deque[bytes] = deque()
         self._pieces_bytes = 0
+        self._earlier_usage = b""
+        """The last usage among the pieces that were let go of, with what followed it there."""
         self.clean = is_stream
         """What came so far ends between two events."""
 
@@ -111,7 +113,7 @@ class AnswerView:
                     self._ending = True
                     self.done = not self._dialect.done_has_data or b"\n\n" in text[text.find(mark) + 1 :]
                     lines -= mark.startswith(self._token)
-                    if self.finish_reason() == _ABORT:
+                    if self._gave_up():
                         self.aborted, self.done = True, False
                         self.kept_bytes = max(0, text.find(mark) + 1 - len(carry))
                     break
@@ -140,11 +142,14 @@ class AnswerView:
 
     def usage(self) -> Usage:
         """The usage object that came last; its fields are None where there was none or it makes no sense."""
-        dialect = self._dialect
-        if (plain := _plain_usage(self._tail(), dialect)) is not None:
+        dialect, tail = self._dialect, self._tail()
+        if not self.is_stream and USAGE not in tail:
+            self._keep_usage(tail)
+            tail = self._earlier_usage
+        if (plain := _plain_usage(tail, dialect)) is not None:
             return plain
         worth = dialect.usage_before_done if self.is_stream and not self.done else "all"
-        return UNKNOWN_USAGE if worth == "none" else _usage(_last_usage(self._tail(), dialect), dialect, worth)
+        return UNKNOWN_USAGE if worth == "none" else _usage(_last_usage(tail, dialect), dialect, worth)
 
     def finish_reason(self) -> str:
         """The finish reason that came last, or an empty string."""
@@ -152,13 +157,31 @@ class AnswerView:
 
     def ends_aborted(self) -> bool:
         """Whether an answer that is no stream says at its end that the engine gave it up."""
-        return not self.is_stream and self.finish_reason() == _ABORT
+        return not self.is_stream and self._gave_up()
+
+    def _gave_up(self) -> bool:
+        """Whether the finish reason that came last is that the engine gave the answer up."""
+        mark, tail = self._dialect.given_up, self._tail()
+        return mark is not None and tail.startswith(mark, tail.rfind(self._dialect.finish_key))
 
     def _trim(self) -> None:
         """Let go of pieces that are further from the end than anything that is looked for."""
-        pieces = self._pieces
+        pieces, keeps_usage = self._pieces, not self.is_stream and self._dialect.name == "openai"
         while len(pieces) > 1 and self._pieces_bytes - len(pieces[0]) >= self._tail_bytes:
-            self._pieces_bytes -= len(pieces.popleft())
+            gone = pieces.popleft()
+            self._pieces_bytes -= len(gone)
+            if keeps_usage:
+                self._keep_usage(gone)
+
+    def _keep_usage(self, gone: bytes) -> None:
+        """Behind the usage a client may have asked for the prompt's token ids, which can be longer than all that is kept."""
+        text = self._carry + gone
+        self._carry = text[1 - len(USAGE) :]
+        start = text.rfind(USAGE)
+        if start >= 0:
+            self._earlier_usage = text[start : start + _USAGE_EVENT_BYTES]
+        elif self._earlier_usage:
+            self._earlier_usage += gone[: _USAGE_EVENT_BYTES - len(self._earlier_usage)]
 
     def _tail(self) -> bytes:
         if len(self._pieces) > 1:
@@ -203,7 +226,7 @@ class WholeView:
         if (plain := _plain_usage(body, dialect)) is not None:
             return plain
         if len(body) > _USAGE_EVENT_BYTES:
-            return _usage(_last_usage(body[-2 * _ANSWER_TAIL_BYTES :], dialect), dialect, "all")
+            return _usage(_last_usage(body, dialect), dialect, "all")
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError:

@@ -1,7 +1,8 @@
 """Finds the engines of a pool behind a DNS name, again and again: each of its addresses is an endpoint.
 
 A headless Service of Kubernetes is such a name, with the addresses of its ready pods. What the whole list says is taken; there
-are no events to miss. A name server that fails says nothing about engines, so the last list stays.
+are no events to miss. A name server that fails says nothing about engines, so the last list stays. Where all addresses are new,
+the engines that were there serve until one of the new ones does.
 """
 
 from __future__ import annotations
@@ -98,10 +99,14 @@ class Discovery:
             await asyncio.sleep(self._settings.period_seconds)
 
     def _take(self, pool: PoolSettings, addresses: Sequence[str]) -> None:
-        endpoints = [found_at(pool, address, pool.port) for address in addresses] or self._still_answering(pool)
-        take(self._fleet, self._probe, pool.name, endpoints, self._changed)
+        found = [found_at(pool, address, pool.port) for address in addresses]
+        take(self._fleet, self._probe, pool.name, [*found, *self._still_needed(pool, found)], self._changed)
 
-    def _still_answering(self, pool: PoolSettings) -> list[Endpoint]:
-        """A name server that has just begun knows no names; while an engine answers, that there is none is not believed."""
+    def _still_needed(self, pool: PoolSettings, found: Sequence[Endpoint]) -> list[Endpoint]:
+        """Those that have lost their address in the name and answer, until one of those that have one does.
+
+        A name server that has just begun knows no names, and engines that take the place of all others have yet to load.
+        """
         statuses = self._fleet.snapshot.statuses.values()
-        return [s.endpoint for s in statuses if s.endpoint.pool == pool.name and s.state is EndpointState.READY]
+        answering = [s.endpoint for s in statuses if s.endpoint.pool == pool.name and s.state is EndpointState.READY]
+        return [] if any(endpoint in answering for endpoint in found) else answering

@@ -19,7 +19,8 @@ class Sighting:
     """An address of a pod, as one object tells it."""
 
     address: str
-    port: int
+    port: int | None
+    """None: the object does not say which, as `reason` tells."""
     pod: str
     uid: str
     reason: str
@@ -28,11 +29,12 @@ class Sighting:
 
 def sightings_in_slice(document: Document, port: int | str | None) -> list[Sighting]:
     """The engines in an EndpointSlice; `port` as in the settings."""
-    number = _port_of_slice(document, port)
-    return [] if number is None else [found for each in _list(document, "endpoints") for found in _in_endpoint(each, number)]
+    found = _port_of_slice(document, port)
+    return [sighting for each in _list(document, "endpoints") for sighting in _in_endpoint(each, found)]
 
 
-def _in_endpoint(endpoint: Document, port: int) -> Iterator[Sighting]:
+def _in_endpoint(endpoint: Document, port: int | str) -> Iterator[Sighting]:
+    """`port` is a number, or why there is none."""
     target = _dict(endpoint, "targetRef")
     conditions = _dict(endpoint, "conditions")
     # An absent condition is to be taken for the good one; a Service may publish addresses as ready that do not serve.
@@ -41,28 +43,39 @@ def _in_endpoint(endpoint: Document, port: int) -> Iterator[Sighting]:
     elif conditions.get("ready") is False or conditions.get("serving") is False:
         reason = "not ready"
     else:
-        reason = ""
+        reason = port if isinstance(port, str) else ""
     for address in _addresses(endpoint.get("addresses")):
-        yield Sighting(address, port, _text(target, "name"), _text(target, "uid"), reason)
+        number = port if isinstance(port, int) else None
+        yield Sighting(address, number, _text(target, "name"), _text(target, "uid"), reason)
 
 
-def _port_of_slice(document: Document, port: int | str | None) -> int | None:
+def _port_of_slice(document: Document, port: int | str | None) -> int | str:
+    """The port's number, or why there is none."""
     if isinstance(port, int):
         return port
     ports = _list(document, "ports")
     found = [each.get("port") for each in ports if port is None or each.get("name") == port]
     number = found[0] if len(found) == 1 else None
-    return number if type(number) is int and 0 < number < 65536 else None
+    if type(number) is int and 0 < number < 65536:
+        return number
+    if port is None and len(found) > 1:
+        return f"its Service has {len(found)} ports; name one as kubernetes.port"
+    return "its Service has no port" if port is None else f"its Service has no port {port}"
 
 
 def sightings_in_pod(document: Document, port: int | str) -> list[Sighting]:
     """The engine in a pod: its addresses, of which there are none before it has a node."""
     metadata, status = _dict(document, "metadata"), _dict(document, "status")
     number = port if isinstance(port, int) else _port_of_pod(document, port)
-    if number is None or status.get("phase") in ("Succeeded", "Failed"):
+    if status.get("phase") in ("Succeeded", "Failed"):
         return []
     ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in _list(status, "conditions"))
-    reason = "terminating" if metadata.get("deletionTimestamp") is not None else "" if ready else "not ready"
+    if metadata.get("deletionTimestamp") is not None:
+        reason = "terminating"
+    elif not ready:
+        reason = "not ready"
+    else:
+        reason = "" if number is not None else f"it has no port {port}"
     addresses = _addresses([status.get("podIP"), *(each.get("ip") for each in _list(status, "podIPs"))])
     return [Sighting(each, number, _text(metadata, "name"), _text(metadata, "uid"), reason) for each in addresses]
 
@@ -80,11 +93,13 @@ def members(pool: PoolSettings, sightings: Iterable[Sighting]) -> tuple[list[End
     """The endpoints of a pool, and the engines that get no new requests, in the order of their names.
 
     A pod is one engine at each port, however many addresses it has (two families have two slices), and however many slices name
-    it while they are rewritten. What any of them says against it counts.
+    it while they are rewritten. What any of them says against it counts, but for that its port is not told there.
     """
-    pods: dict[tuple[str, int], list[Sighting]] = {}
+    pods: dict[tuple[str, int | None], list[Sighting]] = {}
     for sighting in sightings:
         pods.setdefault((sighting.uid or sighting.address, sighting.port), []).append(sighting)
+    for pod in {pod for pod, port in pods if port is not None}:
+        pods.pop((pod, None), None)
     endpoints, withheld = [], []
     for found in pods.values():
         first = min(found, key=lambda each: (":" in each.address, each.address))

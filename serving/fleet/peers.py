@@ -12,6 +12,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Protocol, cast
 
 from serving.core.clock import Clock, monotonic, wall_seconds
@@ -85,6 +86,9 @@ class Peers(asyncio.DatagramProtocol):
         """When each of the others was heard last."""
         self._windows: OrderedDict[bytes, Window] = OrderedDict()
         """What was seen of each, also of those that have fallen silent: theirs cannot be played again."""
+        self._beyond: set[str] = set()
+        """Addresses of the others to which this socket cannot send."""
+        self._said_beyond: frozenset[str] = frozenset()
         self.targets: tuple[tuple[str, int], ...] = ()
         """Where the others listen."""
         self.tally = Tally()
@@ -168,9 +172,11 @@ class Peers(asyncio.DatagramProtocol):
     async def _find(self) -> None:
         failure = ""
         while True:
+            self._beyond = set()
             try:
                 async with asyncio.timeout(LOOKUP_TIMEOUT_SECONDS):
                     self.targets = (await self._look_up())[:MOST_PEERS]
+                self._say_beyond()
                 failure = ""
             except (LookupFailed, TimeoutError) as error:
                 # The last answer stays: a name server that fails says nothing about gateways.
@@ -192,8 +198,23 @@ class Peers(asyncio.DatagramProtocol):
 
     async def _addresses(self, host: str) -> list[str]:
         """The addresses of a name that this socket can send to."""
-        wide = ":" in self._settings.bind_host
-        return [address for address in await self._resolve(host) if (":" in address) is wide]
+        found = await self._resolve(host)
+        within = [address for address in found if _reaches(self._settings.bind_host, address)]
+        if not within:
+            self._beyond.update(found)
+        return within
+
+    def _say_beyond(self) -> None:
+        """Gateways that each listen for themselves alone look as if there was one."""
+        beyond = frozenset(self._beyond)
+        if beyond - self._said_beyond:
+            log.warning(
+                "other gateways at %s cannot be told anything from peers.bind_host %s; 0.0.0.0 listens on all IPv4 addresses, "
+                ":: on those of IPv6",
+                ", ".join(sorted(beyond)),
+                self._settings.bind_host,
+            )
+        self._said_beyond = beyond
 
     async def _speak(self) -> None:
         while True:
@@ -240,6 +261,16 @@ def _bound(settings: PeerSettings) -> socket.socket:
         where = f"{settings.bind_host}:{settings.port}"
         raise ConfigurationError(f"peers.port: {where} cannot be listened on: {error.strerror or error}") from None
     return bound
+
+
+def _reaches(bind_host: str, address: str) -> bool:
+    """Whether a socket that is bound to one address can send to the other: of one family, and not from the loopback away."""
+    if (":" in bind_host) is not (":" in address):
+        return False
+    try:
+        return not ip_address(bind_host).is_loopback or ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return True  # bound to a name, which tells nothing
 
 
 def _parsed(address: str) -> tuple[str, int]:

@@ -165,3 +165,16 @@ def _written(value: Any) -> str:
 def turn_pieces_of(chain: Sequence[int], turn_bytes: int) -> int:
     """How many pieces of a chain belong to all turns of the conversation: those through the first turn of its user."""
     return min(covered_pieces(turn_bytes), len(chain))
+
+
+def first_turn_of(text: bytes, turn_bytes: int, chain: Sequence[int], seed: int) -> int:
+    """One number for a conversation's text through the first turn of its user, to the byte; 0 where it has no such turn.
+
+    A system prompt that all conversations have in common fills many whole pieces, and a short first turn none.
+    """
+    if not turn_bytes:
+        return 0
+    # Behind the turn there is a line's end when another follows, which is no part of it.
+    end = min(turn_bytes - 1, LONGEST_BYTES)
+    pieces = min(covered_pieces(end), len(chain))
+    return xxh3_64_intdigest(text[START[pieces] : end], chain[pieces - 1] if pieces else seed)

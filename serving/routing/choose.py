@@ -254,7 +254,7 @@ class Chooser:
 
     def _revision(self, group: Group, question: Question) -> Group:
         """All turns of a conversation at the same one."""
-        conversation = question.session or question.conversation
+        conversation = question.session or question.first_turn
         share = xxh3_64_intdigest(b"revision", conversation) / 2**64 if conversation else self._random.random()
         return next((part for most, part in group.revisions if share < most), group.revisions[-1][1])
 

@@ -9,7 +9,7 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from serving.core.context import RequestContext
-from serving.routing.chain import FIRST_PIECE_BYTES, chain_of, render, seed_of, turn_pieces_of
+from serving.routing.chain import FIRST_PIECE_BYTES, chain_of, first_turn_of, render, seed_of, turn_pieces_of
 
 _SESSIONS = ("prompt_cache_key", "user", "safety_identifier")
 """Fields in which clients say who asks, the closest to a session first."""
@@ -31,10 +31,13 @@ class Question:
     """The answer is no stream, so that its first token cannot be seen."""
     session: int = 0
     """What the client says that its requests belong to; 0: nothing."""
+    first_turn: int = 0
+    """One number for all that stands up to the end of the user's first turn, however short; 0: there is none."""
 
     @property
     def conversation(self) -> int:
-        """One number for all turns of a conversation; 0: there is nothing to go by."""
+        """One number for all turns of a conversation, and for others that begin alike in all but the last piece; 0: there is
+        nothing to go by."""
         return self.chain[self.turn_pieces - 1] if self.turn_pieces else 0
 
 
@@ -64,8 +67,6 @@ def question_of(ctx: RequestContext, isolation: str | None) -> Question:
         if type(value) is int and value > 0:
             limit = value
             break
-    if ctx.body_bytes < FIRST_PIECE_BYTES:
-        return Question(ctx.model, ctx.tenant, (), ctx.body_bytes, 0, limit, silent, _session_of(document))
     key = (ctx.model, isolation or "")
     seed = _seeds.get(key)
     if seed is None:
@@ -74,6 +75,11 @@ def question_of(ctx: RequestContext, isolation: str | None) -> Question:
         seed = _seeds[key] = seed_of(*key)
     rendering = render(document)
     text = rendering.text()
+    session = _session_of(document)
+    if ctx.body_bytes < FIRST_PIECE_BYTES:
+        first_turn = first_turn_of(text, rendering.turn_bytes, (), seed)
+        return Question(ctx.model, ctx.tenant, (), ctx.body_bytes, 0, limit, silent, session, first_turn)
     chain = chain_of(text, seed)
     turn_pieces = turn_pieces_of(chain, rendering.turn_bytes)
-    return Question(ctx.model, ctx.tenant, chain, len(text), turn_pieces, limit, silent, _session_of(document))
+    first_turn = first_turn_of(text, rendering.turn_bytes, chain, seed)
+    return Question(ctx.model, ctx.tenant, chain, len(text), turn_pieces, limit, silent, session, first_turn)

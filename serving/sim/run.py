@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import re
 import resource
 import signal
 import sys
@@ -26,6 +28,8 @@ log = logging.getLogger("serving.sim")
 
 _FILES_PER_ENGINE = 200
 _PORTS = 65535
+_NUMBER = re.compile("[0-9]{1,5}")
+"""Of an engine; there are no more than a few thousand."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,24 @@ def checked(options: SimOptions) -> EnginePlan:
         raise ConfigurationError(f"--count: {options.count} engines from port {options.port} on need ports above {_PORTS}")
     if options.faulty is not None and (wrong := [number for number in options.faulty if number >= options.count]):
         raise ConfigurationError(f"--faulty: there is no engine {wrong[0]}; they are numbered from 0 to {options.count - 1}")
+    if options.faulty is not None and options.faults == Faults():
+        raise ConfigurationError("--faulty: needs a --fault, since engines without one are healthy")
+    _check_adapters(engine_plan)
+    if options.drain_seconds is not None and not math.isfinite(options.drain_seconds):
+        raise ConfigurationError("--drain-seconds: must be a number of seconds, since the process would never end")
     ports = range(options.port, options.port + options.count)
     if options.control_port in ports:
         raise ConfigurationError(f"--control-port: {options.control_port} is the port of a simulated engine")
     return engine_plan
+
+
+def _check_adapters(engine_plan: EnginePlan) -> None:
+    """Raises: ConfigurationError, for names that one engine cannot have side by side."""
+    for number, name in enumerate(engine_plan.models):
+        if not name.strip():
+            raise ConfigurationError("--lora: must be a name, not nothing")
+        if name in engine_plan.models[:number]:
+            raise ConfigurationError(f"--lora: {name} is the name of another model of this engine; each needs its own")
 
 
 async def _run(engine_plan: EnginePlan, options: SimOptions) -> int:
@@ -177,7 +195,8 @@ def parse_numbers(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        fits = _NUMBER.fullmatch(first) and (not dash or _NUMBER.fullmatch(last))
+        if not fits or int(first) > int(last or first):
             raise ConfigurationError(f"--faulty: must be numbers like 0,2,5-7, not {text!r}")
         numbers += range(int(first), int(last or first) + 1)
     return tuple(numbers)

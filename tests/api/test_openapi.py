@@ -227,3 +227,12 @@ async def test_a_fault_of_the_gateway_has_an_id_too(monkeypatch: pytest.MonkeyPa
     assert (response.status, response.header("x-request-id")) == (500, "mine")
     assert "the x-request-id header" in response.json["error"]["message"]
     assert any(getattr(record, "request_id", None) == "mine" for record in caplog.records)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_it_says_that_the_options_of_a_stream_are_true_or_false(path: str) -> None:
+    options = body_of(await told(), path)["properties"]["stream_options"]
+    validator = Draft202012Validator(options)
+    for name in ("include_usage", "continuous_usage_stats"):
+        assert [validator.is_valid({name: value}) for value in (True, False, None)] == [True] * 3
+        assert not any(validator.is_valid({name: value}) for value in ("false", 0, []))

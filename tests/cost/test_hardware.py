@@ -17,7 +17,7 @@ CATALOG = {"b200": TargetSettings(dollars_per_accelerator_hour=3.7, power_watts=
 
 
 def settings_of(pools: dict[str, Any] | None = None, **sections: Any) -> Settings:
-    endpoints = [{"name": f"{t}-1", "url": "http://e:1", "model": "m", "pool": t, "target": t} for t in ("b200", "own")]
+    endpoints = [{"name": f"{t}-1", "url": f"http://{t}:1", "model": "m", "pool": t, "target": t} for t in ("b200", "own")]
     return Settings.model_validate({"endpoints": endpoints, "routing": {"pools": pools or {}}, **sections})
 
 
@@ -41,7 +41,7 @@ def test_what_nobody_says_is_unknown_and_not_nothing() -> None:
 
 
 def test_a_pool_of_several_targets_has_a_price_for_each() -> None:
-    endpoints = [{"name": t, "url": "http://e:1", "model": "m", "target": t} for t in ("b200", "mi355x")]
+    endpoints = [{"name": t, "url": f"http://{t}:1", "model": "m", "target": t} for t in ("b200", "mi355x")]
     catalog = CATALOG | {"mi355x": TargetSettings(dollars_per_accelerator_hour=2.9)}
     machines = Machines(Settings.model_validate({"endpoints": endpoints}), catalog)
     assert [machines.of("default", t).dollars_per_hour for t in ("b200", "mi355x")] == [3.7, 2.9]

@@ -154,11 +154,10 @@ async def test_only_headers_about_the_body_pass(relay: Relay, engine: ScriptedEn
     await whole(relay, answer)
 
 
-async def test_an_empty_answer_is_an_answer(relay: Relay, engine: ScriptedEngine) -> None:
+async def test_an_empty_answer_is_no_answer(relay: Relay, engine: ScriptedEngine) -> None:
     engine.script(Script(body=b""))
-    answer = await relay.ask(engine.url, context())
-    assert (answer.first, answer.complete) == (b"", True)
-    relay.close(answer.exchange)
+    with pytest.raises(BrokenAnswer, match="not JSON"):
+        await relay.ask(engine.url, context())
 
 
 # Refusals

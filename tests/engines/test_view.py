@@ -219,3 +219,15 @@ def test_an_endless_line_is_not_kept(is_stream: bool, piece_bytes: int) -> None:
         tracemalloc.stop()
     assert held_bytes < 256 * 1024 + 2 * piece_bytes
     assert peak_bytes < 256 * 1024 + 4 * piece_bytes
+
+
+@pytest.mark.parametrize("size", [7, 4096, 100_000])
+def test_the_usage_of_an_answer_is_known_however_much_follows_it(size: int) -> None:
+    usage = json.dumps(usage_object(11, 12, 3)).replace(" ", "").encode()
+    data = b'{"choices":[],"usage":null,"usage":%b,"prompt_token_ids":[%b]}' % (usage, b"1," * 250_000)
+    for lead in (b"", b" " * 5):
+        view = AnswerView(OPENAI, is_stream=False)
+        text = lead + data
+        for start in range(0, len(text), size):
+            view.feed(text[start : start + size])
+        assert view.usage() == Usage(11, 3, 12)

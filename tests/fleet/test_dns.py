@@ -127,11 +127,32 @@ async def test_a_name_server_that_fails_takes_no_engine_away(failure: str, caplo
         assert set(world.failures) == {"cpu"}
         assert len(world.failures) >= 8
         world.names.failure, world.names.hanging = "", False
+        world.alive.add("http://10.0.0.2:8000")
         world.names.addresses["engines.test"] = ["10.0.0.2"]
         await asyncio.sleep(10.0)
         assert list(world.states()) == ["cpu-10.0.0.2"]
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING and "looked up" in record.getMessage()]
     assert len(warnings) == 1
+
+
+@in_virtual_time
+async def test_engines_that_leave_serve_until_one_of_those_that_come_is_ready() -> None:
+    """A rollout of one replica, or a name that moves: all addresses are new at once, and none has shown that it serves."""
+    world = World(POOL)
+    world.names.addresses["engines.test"] = ["10.0.0.1", "10.0.0.9"]
+    world.alive = {"http://10.0.0.1:8000"}
+    async with world.probe, world.discovery:
+        await asyncio.sleep(0.1)
+        world.names.addresses["engines.test"] = ["10.0.0.2", "10.0.0.3"]
+        await asyncio.sleep(60.0)
+        assert world.states() == {"cpu-10.0.0.1": "ready", "cpu-10.0.0.2": "unready", "cpu-10.0.0.3": "unready"}
+        world.alive.add("http://10.0.0.3:8000")
+        await asyncio.sleep(PERIOD_SECONDS + 0.5)
+        assert world.states() == {"cpu-10.0.0.2": "unready", "cpu-10.0.0.3": "ready"}
+        world.names.addresses["engines.test"] = ["10.0.0.4"]
+        world.alive.clear()
+        await asyncio.sleep(PERIOD_SECONDS * 2)
+        assert world.states() == {"cpu-10.0.0.4": "unready"}, "an engine that is gone is not held on to"
 
 
 @in_virtual_time

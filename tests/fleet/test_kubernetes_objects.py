@@ -59,7 +59,28 @@ def test_the_conditions_of_a_slice(conditions: dict[str, Any] | None, reason: st
     ],
 )
 def test_the_port_of_a_slice(port: int | str | None, ports: Any, expected: list[int]) -> None:
-    assert [each.port for each in sightings_in_slice(a_slice(READY, ports=ports), port)] == expected
+    found = members(POOL, sightings_in_slice(a_slice(READY, ports=ports), port))[0]
+    assert [each.url for each in found] == [f"http://10.0.0.1:{number}" for number in expected]
+
+
+@pytest.mark.parametrize(
+    ("port", "ports", "reason"),
+    [
+        (None, [{"name": "http", "port": 8000}, {"port": 9}], "its Service has 2 ports; name one as kubernetes.port"),
+        (None, [{"name": "http", "port": 70000}], "its Service has no port"),
+        ("other", [{"name": "http", "port": 8000}], "its Service has no port other"),
+    ],
+)
+def test_operators_see_why_a_pod_without_a_port_gets_nothing(port: str | None, ports: Any, reason: str) -> None:
+    withheld = members(POOL, sightings_in_slice(a_slice(READY, ports=ports), port))[1]
+    assert [(each.pod, each.reason) for each in withheld] == [("e-1", reason)]
+
+
+def test_a_port_that_another_slice_tells_is_the_pods() -> None:
+    """Pods of one Service may have different ports under a name: then each has a slice of its own kind."""
+    without = sightings_in_slice(a_slice(READY, ports=[{"name": "m", "port": 9}]), "http")
+    endpoints, withheld = members(POOL, [*without, *sightings_in_slice(a_slice(READY), 8000)])
+    assert ([each.url for each in endpoints], withheld) == (["http://10.0.0.1:8000"], [])
 
 
 def a_pod(**changes: Any) -> dict[str, Any]:
@@ -85,7 +106,8 @@ def a_pod(**changes: Any) -> dict[str, Any]:
 def test_a_pod(pod: dict[str, Any], expected: list[str]) -> None:
     assert [each.reason for each in sightings_in_pod(pod, "http")] == expected
     assert [each.port for each in sightings_in_pod(pod, 9000)] == [9000] * len(expected)
-    assert sightings_in_pod(pod, "other") == []
+    reasons = [each.reason for each in members(POOL, sightings_in_pod(pod, "other"))[1]]
+    assert reasons == [reason or "it has no port other" for reason in expected]
 
 
 def test_a_pod_with_two_addresses_is_one_engine() -> None:

@@ -211,6 +211,40 @@ async def test_gateways_find_each_other_by_a_name_and_outlive_its_server() -> No
     assert peers.targets == (("127.0.0.1", 8002),)
 
 
+@pytest.mark.parametrize(
+    ("bind_host", "found", "reached", "told"),
+    [
+        ("127.0.0.1", ["10.0.0.7"], [], True),
+        ("127.0.0.1", ["127.0.0.2", "10.0.0.7"], ["127.0.0.2"], False),
+        ("0.0.0.0", ["10.0.0.7", "fd00::7"], ["10.0.0.7"], False),
+        ("0.0.0.0", ["fd00::7"], [], True),
+        ("0.0.0.0", [], [], False),
+        ("::1", ["fd00::7"], [], True),
+        ("localhost", ["10.0.0.7"], ["10.0.0.7"], False),
+    ],
+)
+async def test_gateways_that_cannot_be_told_anything_are_named_once(
+    caplog: pytest.LogCaptureFixture, bind_host: str, found: list[str], reached: list[str], told: bool
+) -> None:
+    looked_up = asyncio.Event()
+    count = 0
+
+    async def resolve(host: str) -> list[str]:
+        nonlocal count
+        count += 1
+        if count == 3:
+            looked_up.set()
+        return found
+
+    fields = {"host": "gateways.test", "port": 8002, "lookup_seconds": 0.01, "secret": SECRET, "bind_host": bind_host}
+    peers = Peers(PeerSettings.model_validate(fields), Diary(), resolve=resolve)
+    finding = asyncio.create_task(peers._find())
+    await looked_up.wait()
+    assert peers.targets == tuple((address, 8002) for address in reached)
+    finding.cancel()
+    assert sum("peers.bind_host" in record.message for record in caplog.records) == told
+
+
 async def test_a_taken_port_is_named() -> None:
     one = Gateway()
     async with one.peers:

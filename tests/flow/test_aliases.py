@@ -85,7 +85,7 @@ async def test_a_refusal_names_what_the_client_asked_for(engine: ScriptedEngine,
     async with gateway_over({"e1": engine}, models=ALIASES) as gateway:
         engine.script(Script(status=404))
         response = await ask(gateway.url, CHAT, chat(model="small"))
-        assert response.status == 404
+        assert response.status == 503
         assert "'small'" in response.json["error"]["message"]
 
 

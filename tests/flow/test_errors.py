@@ -105,7 +105,7 @@ async def test_the_engines_other_routes_are_closed(engine: ScriptedEngine, gatew
     [
         (Script(status=400), 400, None),
         (Script(status=422), 400, None),
-        (Script(status=404), 404, "model_not_found"),
+        (Script(status=404), 503, "model_unavailable"),
         (Script(status=501), 404, "route_not_supported"),
         (Script(status=401), 502, "engine_failed"),
         (Script(status=302), 502, "engine_failed"),
@@ -136,7 +136,7 @@ async def test_an_engines_other_names_stay_its_own(engine: ScriptedEngine, gatew
         words = b'{"error":{"message":"Valid aliases: secret-name","type":"NotFoundError","code":404}}'
         engine.script(Script(status=404, body=words))
         response = await ask(gateway.url, CHAT, chat())
-        assert (response.status, error_of(response)["code"]) == (404, "model_not_found")
+        assert (response.status, error_of(response)["code"]) == (503, "model_unavailable")
         assert b"secret-name" not in response.body
 
 

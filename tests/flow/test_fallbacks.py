@@ -79,7 +79,7 @@ async def test_all_engines_of_a_model_come_before_its_stand_in(third: ScriptedEn
             assert (response.status, response.header("x-served-model")) == (200, "third")
 
 
-@pytest.mark.parametrize("status", [400, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 413, 422])
 async def test_a_fault_of_the_caller_is_none(
     engine: ScriptedEngine, third: ScriptedEngine, gateway_over: GatewayOver, status: int
 ) -> None:

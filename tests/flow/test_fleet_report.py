@@ -243,6 +243,36 @@ async def test_an_answer_that_drips_ends_in_time(monkeypatch: pytest.MonkeyPatch
     assert "did not answer within 0.3 seconds" in str(done.exception), done.exception
 
 
+ENDPOINT: dict[str, Any] = {
+    "name": "e",
+    "state": "ready",
+    "reason": "ready",
+    "breaker": "closed",
+    "share": 1.0,
+    "in_flight": 0,
+    "load": None,
+    "speed": dict.fromkeys(("prefill_tokens_per_second", "decode_tokens_per_second")),
+    "dollars": dict.fromkeys(("per_hour", "per_million_output_tokens")),
+}
+OTHER_ENDPOINTS: list[Any] = [
+    *({name: value for name, value in ENDPOINT.items() if name != gone} for gone in ENDPOINT),
+    *(ENDPOINT | change for change in ({"in_flight": "3"}, {"load": [1]}, {"speed": 7}, {"share": "1"}, {"dollars": None})),
+    7,
+]
+
+
+@pytest.mark.parametrize(
+    "pool", [7, {}, {"name": "p"}, {"endpoints": []}, *({"name": "p", "endpoints": [each]} for each in OTHER_ENDPOINTS)]
+)
+async def test_the_fleet_of_another_version_is_one_message(engine: ScriptedEngine, pool: Any) -> None:
+    engine.routes["/v1/models"] = Script(body=json.dumps({"pools": [pool]}).encode())
+    url = f"{engine.url}/v1/models?x="
+    done = await run("--url", url)
+    assert isinstance(done.exception, ConfigurationError), done.exception
+    assert "a fleet that this version cannot show" in str(done.exception)
+    assert json.loads((await run("--url", url, "--json")).stdout) == {"pools": [pool]}
+
+
 def test_unknown_figures_are_question_marks_and_zero_is_zero() -> None:
     nothing = dict.fromkeys(("prefill_tokens_per_second", "decode_tokens_per_second"))
     dollars = {"per_hour": 2.5, "per_million_output_tokens": None}

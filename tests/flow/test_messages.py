@@ -188,7 +188,7 @@ async def test_it_does_not_count_on_openais_routes(engine: ScriptedEngine, gatew
             "invalid_request_error",
         ),
         (Script(status=422), 400, "invalid_request_error"),
-        (Script(status=404), 404, "not_found_error"),
+        (Script(status=404), 503, "overloaded_error"),
         (Script(status=404, body=b'{"detail":"Not Found"}'), 404, "not_found_error"),
         (Script(status=501), 404, "not_found_error"),
         (Script(status=500), 502, "api_error"),

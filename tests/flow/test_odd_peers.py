@@ -39,7 +39,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed(engine: ScriptedEng
 
 async def test_the_last_bytes_of_an_answer_do_not_wait_for_ever(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
     body = json.dumps({"usage": {"prompt_tokens": 1, "completion_tokens": 1}, "text": "x" * 3_000_000}).encode()
-    engine.default = Script(body=body)
+    engine.default = Script(body=body, usage=Usage(prompt_tokens=1, completion_tokens=1))
     async with gateway_over({"e1": engine}, relay={"client_write_timeout_seconds": 0.5, "buffer_bytes": 16_000_000}) as gateway:
         clients = [await RawClient(gateway.url, receive_buffer_bytes=4096).connect() for _ in range(20)]
         for client in clients:
@@ -124,3 +124,61 @@ async def test_a_body_that_would_hold_up_the_others_is_refused(engine: ScriptedE
             assert (response.status, response.json["error"]["code"]) == (400, "request_too_complex")
         tokens = {"model": "tiny", "prompt": [1] * 3000, "max_tokens": 1}
         assert (await ask(gateway.url, "/v1/completions", tokens)).status == 200
+
+
+ANSWER = b'{"id":"x","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}'
+
+
+def ok(kind: bytes, body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(body), body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ok(b"application/json", b""),
+        ok(b"application/json", b"null"),
+        ok(b"text/html", b"<html>Log in</html>"),
+        ok(b"text/html", b""),
+        ok(b"Application/JSON", b"oops"),
+        b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+    ],
+    ids=["nothing", "null", "page", "empty page", "no JSON", "no kind", "no kind of text"],
+)
+async def test_a_success_that_is_no_answer_is_a_failure(
+    engine: ScriptedEngine, gateway_over: GatewayOver, stream: bool, answer: bytes
+) -> None:
+    """A proxy's page in front of an engine, or an engine that has lost its words."""
+    engine.script(Script(raw=[(0.0, answer)]))
+    async with gateway_over({"e1": engine}, relay={"max_attempts": 1}) as gateway:
+        response = await ask(gateway.url, CHAT, chat(stream=stream))
+        assert response.status == 502
+        assert response.json["error"]["code"] == "engine_failed"
+        assert (await ask(gateway.url, CHAT, chat())).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("code", "status"), [(500, 502), (400, 400), (503, 429), (None, 502)])
+async def test_an_error_that_an_engine_calls_a_success_has_its_status(
+    engine: ScriptedEngine, gateway_over: GatewayOver, stream: bool, code: int | None, status: int
+) -> None:
+    body = json.dumps({"error": {"message": "too odd", "type": "X", "param": None, "code": code}}, separators=(",", ":"))
+    engine.script(Script(raw=[(0.0, ok(b"application/json", body.encode()))]))
+    async with gateway_over({"e1": engine}, relay={"max_attempts": 1}) as gateway:
+        response = await ask(gateway.url, CHAT, chat(stream=stream))
+        assert response.status == status
+        assert set(response.json["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_the_kind_of_an_answer_is_read_in_any_case(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
+    text = EVENT + USAGE + DONE
+    engine.script(Script(raw=[(0.0, ok(b"Text/Event-Stream; Charset=UTF-8", text))], usage=REPORTED))
+    engine.script(Script(raw=[(0.0, ok(b"Application/JSON", ANSWER))], usage=REPORTED))
+    engine.script(Script(raw=[(0.0, ok(b"Text/Event-Stream", EVENT))], usage=Usage(prompt_tokens=0, completion_tokens=0)))
+    tokens = {"prompt": (14, 1000), "output": (2, 3)}
+    async with gateway_over({"e1": engine}, expected=Expectation(tokens=tokens)) as gateway:
+        assert (await ask(gateway.url, CHAT, chat(stream=True))).body == EVENT + DONE
+        assert (await ask(gateway.url, CHAT, chat())).body == ANSWER
+        assert b'"engine_failed"' in (await ask(gateway.url, CHAT, chat(stream=True))).body

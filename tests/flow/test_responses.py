@@ -325,3 +325,35 @@ async def test_many_at_once_with_all_ways_to_end(engine: ScriptedEngine, gateway
 
     async with gateway_over({"e1": engine}) as gateway:
         await asyncio.gather(*(one(gateway, number) for number in range(60)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"metadata": {"finish_reason": "abort", "status": "abort"}},
+        {"tools": [{"type": "function", "name": "f", "parameters": {"default": {"finish_reason": "abort"}}}]},
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"default": {"status": "abort"}}}}},
+    ],
+    ids=["metadata", "tools", "text"],
+)
+async def test_what_a_client_said_is_not_taken_for_the_engines_word(
+    engine: ScriptedEngine, gateway_over: GatewayOver, stream: bool, said: dict[str, Any]
+) -> None:
+    """vLLM repeats these fields as they were: one client could make sound engines look as if they gave requests up."""
+    reported = Usage(prompt_tokens=7, completion_tokens=12)
+    usage = {"input_tokens": 7, "output_tokens": 12, "total_tokens": 19}
+    whole = {"id": "resp_1", "metadata": None, "tools": [], "status": "completed", "text": None} | said | {"usage": usage}
+    body = json.dumps(whole, separators=(",", ":")).encode()
+    if stream:
+        created, done = (b'event: response.%b\ndata: {"response":%b}\n\n' % (name, body) for name in (b"created", b"completed"))
+        engine.default = Script(raw_is="body", raw=[(0.0, created), (0.02, done)], usage=reported)
+    else:
+        engine.default = Script(body=body, usage=reported)
+    async with gateway_over({"e1": engine}, relay={"max_attempts": 1}) as gateway:
+        response = await ask(gateway.url, RESPONSES, asking(stream=stream, **said))
+        assert response.status == 200 and response.end == "complete"
+        assert response.body == (created + done if stream else body)
+        metrics = await gateway.metrics()
+        assert metrics.sum("serving_requests_total", outcome="ok") == 1
+        assert metrics.sum("serving_engine_attempts_total", result="ok") == 1

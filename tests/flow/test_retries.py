@@ -243,3 +243,33 @@ async def test_a_try_that_failed_and_one_that_nobody_took_leave_another(
         for _ in range(4):
             assert (await ask(gateway.url, CHAT, chat())).status == 200
         assert asked(engines["e1"])[0] >= 1
+
+
+async def test_an_engine_that_serves_another_model_by_now_is_left_and_another_asked(
+    start_engine: StartEngine, gateway_over: GatewayOver
+) -> None:
+    """Between two looks of the probe an address may become another engine's; its 404 is fast, so that it would draw requests."""
+    first, second = await start_engine(), await start_engine()
+    async with gateway_over({"e1": first, "e2": second}, probe={"period_seconds": 60.0}) as gateway:
+        await all_ready(gateway)
+        first.models = ["another"]
+        for _ in range(4):
+            assert (await ask(gateway.url, CHAT, chat())).status == 200
+        assert asked(first)[0] <= 1
+        assert [each.name for each in gateway.app.fleet.snapshot.candidates("tiny")] == ["e2"]
+
+
+async def test_a_known_model_that_no_engine_serves_any_more_is_unavailable(
+    start_engine: StartEngine, gateway_over: GatewayOver
+) -> None:
+    """A 404 would tell the client to stop asking, for a model that is only away."""
+    only = await start_engine()
+    async with gateway_over({"e1": only}, probe={"period_seconds": 60.0}) as gateway:
+        await all_ready(gateway)
+        only.models = ["another"]
+        for _ in range(2):
+            answer = await ask(gateway.url, CHAT, chat())
+            assert (answer.status, answer.json["error"]["code"]) == (503, "model_unavailable")
+            assert int(answer.header("retry-after") or 0) > 0
+        only.models = ["tiny"]
+        assert (await ask(gateway.url, CHAT, chat())).status == 200

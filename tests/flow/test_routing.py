@@ -139,3 +139,27 @@ async def test_an_answer_that_could_not_be_passed_on_or_read_leaves_nothing_pinn
                 gateway.app.pipeline.publish()
             assert [work.name for work in works if work.cache.pinned] == []
             assert gateway.app.pipeline.in_flight == 0
+
+
+@pytest.mark.parametrize("system", ["", "You are of help. " * 120], ids=["short", "shared"])
+async def test_conversations_stay_at_their_revision_and_these_have_their_weights(system: str) -> None:
+    """However short their first turns are, and however much they have in common before."""
+    conversations, turns = 100, 3
+    routing = {"pools": {"stable": {"revision": "a", "weight": 70}, "canary": {"revision": "b", "weight": 30}}}
+    async with ScriptedEngine() as stable, ScriptedEngine() as canary:
+        engines = {"stable": stable, "canary": canary}
+        endpoints = [{"name": name, "url": each.url, "model": "tiny", "pool": name} for name, each in engines.items()]
+        async with RunningGateway(Settings.model_validate({"endpoints": endpoints, "routing": routing})) as gateway:
+            await all_ready(gateway)
+            at_canary = 0
+            for number in range(conversations):
+                messages = [{"role": "system", "content": system}] if system else []
+                before = len(canary.log.requests)
+                for turn in range(turns):
+                    messages.append({"role": "user", "content": f"And {number} times {turn}?"})
+                    assert (await ask(gateway.url, CHAT, chat(messages=messages))).status == 200
+                    messages.append({"role": "assistant", "content": "That is a number, as any other. " * 20})
+                there = len(canary.log.requests) - before
+                assert there in (0, turns)
+                at_canary += there == turns
+            assert 0.15 * conversations <= at_canary <= 0.45 * conversations

@@ -140,3 +140,49 @@ async def test_o_can_4_an_explicit_zero_stays_zero(engine: ScriptedEngine, gatew
         metrics = await gateway.metrics()
         assert metrics.sum("serving_tokens_total", kind="output") == 0
         assert metrics.sum("serving_tokens_estimated_total") == 0
+
+
+@pytest.mark.parametrize("name", ["include_usage", "continuous_usage_stats"])
+@pytest.mark.parametrize("value", ["false", "off", "0", "true", 1, 0, 1.0, [], {}])
+async def test_a_stream_option_that_an_engine_may_read_otherwise_is_refused(
+    engine: ScriptedEngine, gateway_over: GatewayOver, name: str, value: Any
+) -> None:
+    """vLLM takes the text "false" for false, so that its stream would tell no usage although one seems to be asked for."""
+    async with gateway_over({"e1": engine}) as gateway:
+        response = await ask(gateway.url, CHAT, chat(stream=True, stream_options={name: value}))
+        assert response.status == 400
+        assert response.json["error"]["param"] == f"stream_options.{name}"
+        assert not engine.log.requests
+        assert (await ask(gateway.url, CHAT, chat(stream=True, stream_options={name: None}))).is_done
+
+
+@pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
+async def test_o_can_4_how_many_tokens_an_event_holds_is_not_the_clients_choice(
+    engine: ScriptedEngine, gateway_over: GatewayOver, route: str
+) -> None:
+    """A thousand tokens in one event would be charged as one, and others' events as a thousand."""
+    body = chat(stream=True, stream_interval=1000, prompt="hi")
+    async with gateway_over({"e1": engine}) as gateway:
+        response = await ask(gateway.url, route, body)
+        assert response.is_done
+        assert response.header("x-serving-dropped-fields") == "stream_interval"
+        assert "stream_interval" not in engine.log.requests[0].json
+
+
+@pytest.mark.parametrize("pieces", [1, 40])
+async def test_usage_is_known_however_much_follows_it(engine: ScriptedEngine, gateway_over: GatewayOver, pieces: int) -> None:
+    """With `return_token_ids` vLLM writes the prompt's token ids behind the usage: as long as the client's prompt is."""
+    usage = b'"usage":{"prompt_tokens":70000,"total_tokens":70001,"completion_tokens":1}'
+    ids = b"1234567," * 70_000
+    text = b'{"id":"x","choices":[{"message":{"content":"hi"}}],%s,"prompt_token_ids":[%s1]}' % (usage, ids)
+    size = -(-len(text) // pieces)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text)
+    raw = [(0.0, head), *((0.002, text[start : start + size]) for start in range(0, len(text), size))]
+    engine.script(Script(raw=raw, usage=Usage(prompt_tokens=70000, completion_tokens=1)))
+    async with gateway_over({"e1": engine}) as gateway:
+        response = await ask(gateway.url, CHAT, chat(return_token_ids=True))
+        assert response.body == text
+        metrics = await gateway.metrics()
+        assert metrics.sum("serving_tokens_total", kind="prompt") == 70000
+        assert metrics.sum("serving_tokens_total", kind="output") == 1
+        assert metrics.sum("serving_tokens_estimated_total") == 0

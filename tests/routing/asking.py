@@ -37,7 +37,8 @@ def text(size_bytes: int, seed: object) -> bytes:
 def question(prompt: bytes = b"", *, turn_bytes: int = 0, tenant: str = "t", limit: int | None = 100) -> Question:
     chain = chain_of(prompt, 1)
     turn_pieces = turn_pieces_of(chain, turn_bytes or len(prompt))
-    return Question("m", tenant, chain, len(prompt), turn_pieces, limit)
+    first_turn = chain[turn_pieces - 1] if turn_pieces else 0
+    return Question("m", tenant, chain, len(prompt), turn_pieces, limit, first_turn=first_turn)
 
 
 def chosen(chooser: Chooser, candidates: tuple[Endpoint, ...], asked: Question) -> Ticket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 import subprocess
@@ -136,6 +137,11 @@ def options(root: Path, **more: Any) -> SimOptions:
     [
         ({"port": 65_000, "count": 1000}, "--count: 1000 engines"),
         ({"count": 2, "faulty": (2,), "faults": Faults(hang=True)}, "--faulty: there is no engine 2"),
+        ({"faulty": (0,)}, "--faulty: needs a --fault"),
+        ({"adapters": ("sql", "sql")}, "--lora: sql is the name of another model"),
+        ({"adapters": ("smollm2-135m-instruct",)}, "--lora: smollm2-135m-instruct is the name of another model"),
+        ({"adapters": (" ",)}, "--lora: must be a name"),
+        ({"drain_seconds": math.inf}, "--drain-seconds: must be a number of seconds"),
         ({"port": 8001, "count": 3, "control_port": 8003}, "--control-port"),
         ({"profile": "smollm2-135m-cpp"}, "did you mean smollm2-135m-cpu"),
     ],
@@ -147,6 +153,6 @@ def test_options_that_contradict_each_other(tmp_path: Path, more: dict[str, Any]
 
 def test_numbers_of_engines() -> None:
     assert parse_numbers("0,2, 5-7") == (0, 2, 5, 6, 7)
-    for text in ("a", "1-", "-1", ""):
+    for text in ("a", "1-", "-1", "", "3-1", "²", "0-99999999999"):
         with pytest.raises(ConfigurationError, match="--faulty"):
             parse_numbers(text)
