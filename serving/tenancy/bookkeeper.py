@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -34,6 +35,8 @@ CLOCK_SKEW_SECONDS = 60.0
 RETIRE_SECONDS = 60.0
 """Between two looks for records that are too old."""
 RETIRED_AT_ONCE = 1000
+LAST_TRY_SECONDS = 0.1
+"""Between two tries to write what waits at the end."""
 DATABASE = "database"
 FILE = "file"
 
@@ -125,9 +128,14 @@ class Bookkeeper:
         self._last_step()
 
     def _last_step(self) -> None:
-        self._next_try = 0.0
-        while self.waiting_records and self.step():
-            pass
+        # A connection may be broken whose database is there again, so one failure does not end it.
+        last_try = monotonic() + self._settings.timeout_seconds
+        while self.waiting_records:
+            self._next_try = 0.0
+            if not self.step() and self.waiting_records:
+                if monotonic() >= last_try:
+                    break
+                time.sleep(LAST_TRY_SECONDS)
         self._keep_apart()
         if self._database is not None:
             self._database.close()

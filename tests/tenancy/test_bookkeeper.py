@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -376,6 +377,22 @@ def test_nothing_is_lost_at_the_end(world: MakeWorld) -> None:
     here.end_requests(*range(1000))
     here.keeper.close()
     assert len(here.written()) == 1000
+    assert "lost_at_stop" not in here.counted()
+
+
+def test_a_connection_that_is_broken_at_the_end_is_made_anew(world: MakeWorld) -> None:
+    """The database was started anew and is there again; only what an old connection says is an error."""
+    here = world()
+    here.pass_()
+    here.end_requests(1, 2, 3)
+    here.fails_after = True
+    here.keeper._last_step()
+    here.end_requests(4)
+    here.is_away = True
+    threading.Timer(0.5, lambda: setattr(here, "is_away", False)).start()
+    here.keeper._last_step()
+    here.keeper.close()
+    assert here.written() == ["r1", "r2", "r3", "r4"]
     assert "lost_at_stop" not in here.counted()
 
 
