@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,8 +30,8 @@ ConfigOption = Annotated[
 FileOption = Annotated[bool, typer.Option("--file", help="Keys of auth.key_file, also where there is a database.")]
 KeyId = Annotated[str, typer.Argument(help="Id of the key; `serving keys list` shows it.")]
 NoteOption = Annotated[str, typer.Option(help="What the key is for, in your words.")]
-_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 MOST_KEPT_HOURS = 24.0 * 365
+MOST_NOTE_CHARACTERS = 256
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list, revoke and rotate API keys.")
 
@@ -72,6 +71,7 @@ def create(
     settings = _settings(config)
     in_file = _is_file(settings, file)
     _check_tenant(tenant, settings)
+    _check_note(note)
     record, text = new_key(tenant, _hashes(settings), note=note, now=wall_seconds())
     if in_file:
         _show_line(record, text, settings)
@@ -97,11 +97,12 @@ def list_keys(
     else:
         with _database(settings) as database:
             records = KeyTable(database).all()
+    hashes = _hashes(settings)
     rows = [
         {
             "id": record.id,
             "tenant": record.tenant,
-            "state": _state(record),
+            "state": _state(record, hashes, settings),
             "created": _stamp(record.created_at),
             "ends": _stamp(record.revoked_at),
             "note": record.note,
@@ -143,6 +144,7 @@ def rotate(
     settings = _settings(config)
     if _is_file(settings, file):
         old = _find(_file_records(settings), key_id)
+        _check_tenant(old.tenant, settings)
         record, text = new_key(old.tenant, _hashes(settings), note="", now=wall_seconds())
         _show_line(record, text, settings)
         print(f"Then: {_take_line_out(settings, key_id)}", file=sys.stderr)
@@ -151,11 +153,18 @@ def rotate(
     with _database(settings) as database:
         table = KeyTable(database)
         old = _find(table.all(), key_id)
+        _check_tenant(old.tenant, settings)
         now = wall_seconds()
+        if old.revoked_at is not None and old.revoked_at <= now:
+            raise ConfigurationError(f"KEY_ID: the key {key_id!r} is revoked; make a new one with `serving keys create`")
         record, text = new_key(old.tenant, hashes, note=old.note, now=now)
-        table.replace(key_id, record, now + keep_hours * 3600)
+        ends = now + keep_hours * 3600
+        table.replace(key_id, record, ends)
     _show_key(record, text)
-    print(f"The key {key_id} ends {f'in {keep_hours:g} h' if keep_hours else 'now'}.", file=sys.stderr)
+    words = f"in {keep_hours:g} h" if keep_hours else "now"
+    if old.revoked_at is not None and old.revoked_at < ends:
+        words = f"at {_stamp(old.revoked_at)}, as was said before"
+    print(f"The key {key_id} ends {words}.", file=sys.stderr)
 
 
 def usage(
@@ -171,7 +180,7 @@ def usage(
     """Print what was used: requests, tokens, seconds and dollars, from the ledger."""
     from serving.tenancy.usage import read_usage
 
-    dimensions = [dimension.value for dimension in by or [Dimension.TENANT]]
+    dimensions = list(dict.fromkeys(dimension.value for dimension in by or [Dimension.TENANT]))
     now = datetime.now(UTC)
     first = _moment("--from", since) or now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     last = _moment("--to", until) or now
@@ -230,14 +239,24 @@ def _database(settings: Settings) -> Iterator[Database]:
 
 
 def _check_tenant(tenant: str, settings: Settings) -> None:
+    from serving.tenancy.keys import TENANT, TENANT_WORDS
+
+    if not TENANT.fullmatch(tenant):
+        raise ConfigurationError(f"TENANT: {tenant!r} {TENANT_WORDS}")
+    if not _is_listed(tenant, settings):
+        raise ConfigurationError(f"TENANT: {tenant!r} is not under tenants in the settings, so that its key would open nothing")
+
+
+def _is_listed(tenant: str, settings: Settings) -> bool:
+    """Whether gateways know the tenant."""
     from serving.tenant_settings import DEFAULT_TENANT
 
-    if not _TENANT.fullmatch(tenant):
-        raise ConfigurationError(
-            f"TENANT: {tenant!r} must be 1 to 63 of a-z, 0-9, dot, hyphen and underscore, beginning with a letter or digit"
-        )
-    if settings.tenants and tenant not in settings.tenants and tenant != DEFAULT_TENANT:
-        raise ConfigurationError(f"TENANT: {tenant!r} is not under tenants in the settings, so that its key would open nothing")
+    return not settings.tenants or tenant in settings.tenants or tenant == DEFAULT_TENANT
+
+
+def _check_note(note: str) -> None:
+    if len(note) > MOST_NOTE_CHARACTERS or not note.isprintable():
+        raise ConfigurationError(f"--note: must be one line of at most {MOST_NOTE_CHARACTERS} printable characters")
 
 
 def _file_records(settings: Settings) -> list[KeyRecord]:
@@ -278,10 +297,14 @@ def _show_line(record: KeyRecord, text: str, settings: Settings) -> None:
     print(f"Add this line to the Secret behind {settings.auth.key_file}:\n{key_line(record)}", file=sys.stderr)
 
 
-def _state(record: KeyRecord) -> str:
-    if record.revoked_at is None:
-        return "valid"
-    return "revoked" if record.revoked_at <= wall_seconds() else "ending"
+def _state(record: KeyRecord, hashes: KeyHashes, settings: Settings) -> str:
+    if record.revoked_at is not None and record.revoked_at <= wall_seconds():
+        return "revoked"
+    if hashes.digest_of(record) is None:
+        return "other secret"
+    if not _is_listed(record.tenant, settings):
+        return "unknown tenant"
+    return "valid" if record.revoked_at is None else "ending"
 
 
 def _stamp(seconds: float | None) -> str | None:
@@ -293,9 +316,9 @@ def _moment(option: str, text: str | None) -> datetime | None:
         return None
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise ConfigurationError(f"{option}: {text!r} must be a day as 2026-11-30, or a time as 2026-11-30T15:00") from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 def _csv(dimensions: Sequence[str], records: Sequence[dict[str, Any]]) -> str:

@@ -103,6 +103,42 @@ def test_a_rotated_key_and_its_successor_both_work_for_a_while(shell: Shell) -> 
         shell.tenant_of(old)
 
 
+def test_a_revoked_key_has_no_successor(shell: Shell) -> None:
+    shell.run("keys", "create", "red")
+    key_id = shell.listed()[0]["id"]
+    shell.run("keys", "revoke", key_id)
+    assert shell.refused("keys", "rotate", key_id).startswith(f"KEY_ID: the key {key_id!r} is revoked; make a new one with")
+    assert len(shell.listed()) == 1
+
+
+def test_an_end_is_not_put_off_and_the_one_that_holds_is_said(shell: Shell) -> None:
+    shell.run("keys", "create", "red")
+    key_id = shell.listed()[0]["id"]
+    shell.run("keys", "rotate", key_id, "--keep-hours", "2")
+    ends = shell.listed()[0]["ends"]
+    said = shell.run("keys", "rotate", key_id, "--keep-hours", "500")[1]
+    assert said.endswith(f"The key {key_id} ends at {ends}, as was said before.\n")
+
+
+def test_keys_that_open_nothing_are_not_called_valid(tmp_path: Path) -> None:
+    database = {"url": f"sqlite:{tmp_path}/k.db"}
+    before = Shell(tmp_path / "before.yaml", database=database, auth={"key_secret": SECRET})
+    before.run("keys", "create", "red")
+    before.run("keys", "create", "blue")
+    listed = Shell(tmp_path / "listed.yaml", database=database, auth={"key_secret": SECRET}, tenants={"red": {}})
+    assert {key["tenant"]: key["state"] for key in listed.listed()} == {"red": "valid", "blue": "unknown tenant"}
+    blue = next(key["id"] for key in listed.listed() if key["tenant"] == "blue")
+    assert listed.refused("keys", "rotate", blue).startswith("TENANT: 'blue' is not under tenants")
+    other = Shell(tmp_path / "other.yaml", database=database, auth={"key_secret": SECRET + "!"})
+    assert [key["state"] for key in other.listed()] == ["other secret"] * 2
+
+
+@pytest.mark.parametrize("note", ["two\nlines", "red \x1b[31m", "x" * 257])
+def test_a_note_is_one_printable_line(shell: Shell, note: str) -> None:
+    assert shell.refused("keys", "create", "red", "--note", note).startswith("--note: ")
+    assert shell.listed() == []
+
+
 @pytest.mark.parametrize("command", ["revoke", "rotate"])
 def test_a_key_that_is_not_there_is_said(shell: Shell, command: str) -> None:
     assert shell.refused("keys", command, "nothing").startswith("KEY_ID: there is no key 'nothing'")
@@ -200,6 +236,12 @@ def test_usage_as_csv_and_json_say_the_same(noted: Shell) -> None:
     assert list(from_json[0]) == list(from_csv[0])
 
 
+def test_a_dimension_that_is_given_twice_counts_once(noted: Shell) -> None:
+    since = ("--from", "2020-01-01")
+    twice = noted.run("usage", "--by", "tenant", "--by", "tenant", *since, "--format", "csv")[0]
+    assert twice == noted.run("usage", "--by", "tenant", *since, "--format", "csv")[0]
+
+
 def test_usage_of_nothing_still_has_its_header(noted: Shell) -> None:
     text = noted.run("usage", "--from", "2020-01-01", "--to", "2020-02-01", "--format", "csv")[0]
     assert text.startswith("tenant,requests,") and text.count("\n") == 1
@@ -215,6 +257,8 @@ def test_times_without_a_zone_are_utc(noted: Shell) -> None:
     ("options", "words"),
     [
         (["--from", "yesterday"], "--from: 'yesterday' must be a day as 2026-11-30"),
+        (["--from", "0001-01-01T00:00+14:00"], "--from: '0001-01-01T00:00+14:00' must be a day as 2026-11-30"),
+        (["--to", "9999-12-31T23:59-14:00"], "--to: '9999-12-31T23:59-14:00' must be a day as 2026-11-30"),
         (["--from", "2026-12-01", "--to", "2026-11-01"], "--from: 2026-12-01T00:00:00+00:00 is not before --to"),
     ],
 )

@@ -149,6 +149,8 @@ class Route:
     """A header of the answer that tells the usage where the body cannot, and belongs to the client."""
     usage_option: bool = False
     """Whether a stream tells its usage only when `stream_options.include_usage` asks for it."""
+    length_fields: tuple[str, ...] = ()
+    """Fields that say how many tokens an answer may have; of those that are given the first holds. Engines heed no others."""
     silent_events: int = 0
     """Events at a stream's start that look as if they held a token and do not."""
     tells_reasoning: bool = False
@@ -167,6 +169,7 @@ CHAT_COMPLETIONS = Route(
     OPENAI,
     required=(_MESSAGES,),
     usage_option=True,
+    length_fields=("max_completion_tokens", "max_tokens"),
     silent_events=1,
     tells_reasoning=True,
 )
@@ -177,6 +180,7 @@ COMPLETIONS = Route(
     required=(Field("prompt", (str, list), "a string or an array"),),
     counted=(Counted("prompt", "prompts"),),
     usage_option=True,
+    length_fields=("max_tokens",),
 )
 RESPONSES_ROUTE = Route(
     "responses",
@@ -186,12 +190,14 @@ RESPONSES_ROUTE = Route(
     refused=("previous_response_id", "conversation", "background"),
     refused_words="responses are not kept here, so there is none to go on from or to come back for",
     forced=(("store", b"false"),),
+    length_fields=("max_output_tokens",),
 )
 MESSAGES = Route(
     "messages",
     "/v1/messages",
     ANTHROPIC,
     required=(_MESSAGES, Field("max_tokens", (int,), "an integer of at least 1")),
+    length_fields=("max_tokens",),
 )
 COUNT_TOKENS = Route(
     "count_tokens",

@@ -21,6 +21,8 @@ from serving.tenancy.database.base import Database
 
 _ID_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 _SECRET_BYTES = 32
+TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+TENANT_WORDS = "must be 1 to 63 of a-z, 0-9, dot, hyphen and underscore, beginning with a letter or digit"
 _HASH = re.compile(r"[0-9a-f]{8}:[0-9a-f]{64}")
 
 
@@ -176,6 +178,8 @@ def _records(path: Path, lines: Iterable[tuple[int, str]]) -> Iterable[KeyRecord
             raise ConfigurationError(
                 f"auth.key_file: {path}, line {number}: must be ID TENANT HASH, as `serving keys create` prints it"
             )
+        if not TENANT.fullmatch(words[1]):
+            raise ConfigurationError(f"auth.key_file: {path}, line {number}: the tenant {words[1]!r} {TENANT_WORDS}")
         if words[0] in seen:
             raise ConfigurationError(f"auth.key_file: {path}, line {number}: the id {words[0]} stands there twice")
         seen.add(words[0])

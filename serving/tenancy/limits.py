@@ -113,7 +113,7 @@ class Admission:
         lease.tenant = tenant.name
         if limits is not None:
             lease.limits = limits
-            found = self._quotas.reserve(tenant.name, limits, self._claims.claim(ctx, guess))
+            found = self._quotas.reserve(tenant.name, limits, self._claims.claim(ctx, guess, limits))
             verdict = found if isinstance(found, Verdict) else await found
             lease.standing, lease.reservation = verdict.standing, verdict.reservation
             if verdict.refused_by is not None:

@@ -18,6 +18,7 @@ from serving.tenancy.window import Window
 DAY_SECONDS = 86_400
 CONCURRENCY_WAIT_SECONDS = 1.0
 """What a client is told to wait for one of its own requests to end; nobody knows when one will."""
+_OTHER_DAYS = 2
 _IDLE_TENANTS = 1024
 """So many tenants are kept before those that hold nothing are forgotten."""
 
@@ -128,7 +129,7 @@ class Own(Protocol):
 class _Counts:
     """One tenant's."""
 
-    __slots__ = ("day", "nano_dollars", "open", "requests", "tokens")
+    __slots__ = ("_other_days", "day", "nano_dollars", "open", "requests", "tokens")
 
     def __init__(self) -> None:
         self.requests = Window()
@@ -137,6 +138,24 @@ class _Counts:
         self.day = 0
         self.nano_dollars = 0
         """Of that day."""
+        self._other_days: dict[int, int] = {}
+        """Nano-dollars of the days before that, since a clock that is set right may bring one back."""
+
+    def turn_to(self, day: int) -> None:
+        """Count what comes for that day."""
+        others = self._other_days
+        if self.nano_dollars:
+            others[self.day] = self.nano_dollars
+        self.day, self.nano_dollars = day, others.pop(day, 0)
+        if len(others) > _OTHER_DAYS:
+            others.pop(next(iter(others)))
+
+    def spend(self, day: int, nano_dollars: int) -> None:
+        """More, or less, was used of that day."""
+        if day == self.day:
+            self.nano_dollars += nano_dollars
+        elif day in self._other_days:
+            self._other_days[day] += nano_dollars
 
     @property
     def is_idle(self) -> bool:
@@ -176,8 +195,7 @@ class LocalQuotas:
         counts.open -= 1
         _adjust(counts.requests, reservation.taken, now, used.requests - claim.requests)
         _adjust(counts.tokens, reservation.taken, now, used.tokens - claim.tokens)
-        if counts.day == reservation.day:
-            counts.nano_dollars += used.nano_dollars - claim.nano_dollars
+        counts.spend(reservation.day, used.nano_dollars - claim.nano_dollars)
 
     def standing(self, tenant: str, limits: Limits) -> Standing:
         now = self._clock()
@@ -208,7 +226,7 @@ class LocalQuotas:
         counts.tokens.advance(now)
         day = int(wall // DAY_SECONDS)
         if day != counts.day:
-            counts.day, counts.nano_dollars = day, 0
+            counts.turn_to(day)
         return counts
 
 

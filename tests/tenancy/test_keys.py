@@ -228,6 +228,14 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
         read_key_file(path)
 
 
+@pytest.mark.parametrize("tenant", ["Red", "=cmd", "a{b}", "-", "r\u00e9d", "x" * 64])
+def test_a_tenant_of_a_key_file_has_to_be_a_name(tmp_path: Path, tenant: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(key_line(made()[0]._replace(tenant=tenant)))
+    with pytest.raises(ConfigurationError, match=r"line 1: the tenant '.+' must be 1 to 63 of a-z"):
+        read_key_file(path)
+
+
 def test_an_id_twice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     line = key_line(made()[0])

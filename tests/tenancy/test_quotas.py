@@ -61,6 +61,27 @@ def test_a_day_of_dollars_ends_at_midnight_utc() -> None:
     assert book.reserve("a", limits, Claim(1, 0, 10)).reservation is not None
 
 
+def test_a_clock_that_is_set_right_gives_no_day_twice() -> None:
+    """Back over midnight by a blink, and ahead by a year and back: what a day has taken it has taken."""
+    time, wall = Time(), Time(86_400 * 20_000 + 86_399.9)
+    book, limits = LocalQuotas(time, wall), Limits(nano_dollars=10)
+    running = book.reserve("a", limits, Claim(1, 0, 8)).reservation
+    assert running is not None
+    wall.now += 0.2
+    assert book.reserve("a", limits, Claim(1, 0, 7)).reservation is not None, "another day"
+    wall.now -= 0.2
+    assert book.reserve("a", limits, Claim(1, 0, 3)).refused_by is Limit.DOLLARS
+    wall.now += 0.2
+    assert book.reserve("a", limits, Claim(1, 0, 4)).refused_by is Limit.DOLLARS
+    book.settle(running, Claim(1, 0, 1))
+    wall.now -= 0.2
+    assert book.standing("a", limits).nano_dollars == 9, "settled on its own day"
+    wall.now += 365 * 86_400
+    assert book.standing("a", limits).nano_dollars == 10
+    wall.now -= 365 * 86_400
+    assert book.standing("a", limits).nano_dollars == 9
+
+
 def test_what_was_used_beyond_the_reservation_counts_from_when_it_is_known() -> None:
     book, time = quotas()
     held = book.reserve("a", LIMITS, Claim(1, 10)).reservation
