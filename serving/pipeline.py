@@ -205,6 +205,8 @@ class Pipeline:
             ctx.status, ctx.outcome, ctx.error_code = error.status, Outcome(error.outcome), error.error_code or ""
             if not ctx.attempts and not isinstance(error, ClientGone):
                 self._metrics.rejections.add((error.error_code or "invalid_request",))
+            if passage.lease is not None and passage.lease.reservation is not None:
+                error.headers |= self._admission.error_fields(passage.lease, ctx)
             raise
         except AnswerCut as cut:
             ctx.outcome = _CUT_BY.get(type(cut.error), Outcome.TRUNCATED)

@@ -13,7 +13,7 @@ from serving.settings import LimitSettings
 from serving.tenancy.claims import Claims, Guess
 from serving.tenancy.limit_headers import limit_fields, limit_headers
 from serving.tenancy.prices import NANODOLLARS
-from serving.tenancy.quotas import NOTHING, Limit, Limits, Quotas, Reservation, Standing, Verdict
+from serving.tenancy.quotas import NOTHING, Claim, Limit, Limits, Quotas, Reservation, Standing, Verdict
 from serving.tenancy.slots import LONGEST_RETRY_SECONDS, Slots
 from serving.tenancy.tenants import Tenant
 from serving.tenant_settings import TenantLimits
@@ -113,12 +113,13 @@ class Admission:
         lease.tenant = tenant.name
         if limits is not None:
             lease.limits = limits
-            found = self._quotas.reserve(tenant.name, limits, self._claims.claim(ctx, guess, limits))
+            claim = self._claims.claim(ctx, guess, limits)
+            found = self._quotas.reserve(tenant.name, limits, claim)
             verdict = found if isinstance(found, Verdict) else await found
             lease.standing, lease.reservation = verdict.standing, verdict.reservation
             if verdict.refused_by is not None:
                 self._refused(tenant.name, verdict.refused_by)
-                raise _refusal(verdict, limits, ctx)
+                raise _refusal(verdict, limits, claim, ctx)
         slots = self._slots.get(ctx.model)
         if slots is not None and ctx.route.runs_model:
             if not slots.take(tenant.name, guess.tokens):
@@ -158,6 +159,16 @@ class Admission:
         """What the tenant is told about its limits with an answer."""
         return limit_headers(lease.limits, lease.standing, ctx.route.dialect)
 
+    def error_fields(self, lease: Lease, ctx: RequestContext) -> Mapping[str, str]:
+        """The same for an error, once it is known how the request ended: what it has not cost is there again."""
+        assert self._claims is not None
+        standing, reservation = lease.standing, lease.reservation
+        if reservation is not None and self._claims.used(ctx, lease.guess) is NOTHING:
+            standing = standing._replace(
+                requests=standing.requests + reservation.claim.requests, tokens=standing.tokens + reservation.claim.tokens
+            )
+        return dict(limit_fields(lease.limits, standing, ctx.route.dialect))
+
     def _leave(self, lease: Lease, used_tokens: int) -> None:
         slots, lease.slots = lease.slots, None
         if slots is not None:
@@ -176,10 +187,15 @@ def _limits(settings: TenantLimits) -> Limits | None:
     )
 
 
-def _refusal(verdict: Verdict, limits: Limits, ctx: RequestContext) -> RequestError:
+def _refusal(verdict: Verdict, limits: Limits, claim: Claim, ctx: RequestContext) -> RequestError:
     fields = dict(limit_fields(limits, verdict.standing, ctx.route.dialect))
     if verdict.refused_by is Limit.DOLLARS:
         words = "The dollars of this day are used up. They are there again at midnight UTC."
+        if left := verdict.standing.nano_dollars:
+            words = (
+                f"Of the dollars of this day {left / NANODOLLARS:.6g} are left, and this request may cost "
+                f"{claim.nano_dollars / NANODOLLARS:.6g}. Send a shorter prompt or a smaller max_tokens, or wait until midnight UTC."
+            )
         return QuotaSpent(words, headers={**fields, "x-should-retry": "false"})
     words = {
         Limit.REQUESTS: f"More than {limits.requests} requests a minute.",

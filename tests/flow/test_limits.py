@@ -15,12 +15,13 @@ from tests.doubles.raw_client import RawClient, RawResponse, ask, request_bytes
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.script import Gate, Script, Usage
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.settling import settled
+from tests.doubles.settling import HANG_SECONDS, settled
 from tests.doubles.tenants import bearer, crowd, tenants
 from tests.flow.conftest import GatewayOver, chat
 from tests.flow.surfaces import MESSAGES, assert_error
 
 CHAT = "/v1/chat/completions"
+LIMIT_AND_LEFT = ("x-ratelimit-limit-{}", "x-ratelimit-remaining-{}")
 
 
 def limits(**most: float) -> dict[str, Any]:
@@ -233,3 +234,40 @@ async def test_refusals_are_counted_by_tenant_and_limit(engine: ScriptedEngine, 
         assert values.sum("serving_limit_refusals_total", tenant="a", limit="requests") == 2
         assert values.sum("serving_limit_left", tenant="a", limit="requests") == 0
         assert values.sum("serving_requests_total", outcome="rate_limited") == 2
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_errors_say_how_the_limits_stand_too(engine: ScriptedEngine, gateway_over: GatewayOver, path: str) -> None:
+    """They have cost nothing, and that is what is told."""
+    engine.default = Script(status=400)
+    names = ("anthropic-ratelimit-{}-limit", "anthropic-ratelimit-{}-remaining") if path == MESSAGES else LIMIT_AND_LEFT
+    most = limits(requests_per_minute=10, tokens_per_minute=1000)
+    async with gateway_over({"e1": engine}, **tenants({"a": most}), relay={"max_attempts": 1}) as gateway:
+        for script, status in ((Script(status=400), 400), (Script(status=500), 502), (Script(status=429), 429)):
+            engine.default = script
+            answer = await ask(gateway.url, path, chat(), headers=bearer("a"))
+            assert answer.status == status
+            told = [answer.header(name.format(kind)) for kind in ("requests", "tokens") for name in names]
+            assert told == ["10", "10", "1000", "1000"]
+        engine.default = Script(ttft_seconds=HANG_SECONDS)
+        late = await ask(gateway.url, path, chat(), headers=bearer("a", **{"x-request-timeout": "0.2"}))
+        assert late.status == 504
+        assert late.header(names[1].format("requests")) == "9", "an engine had it"
+
+
+async def test_dollars_that_are_left_and_too_few_are_not_called_used_up(
+    engine: ScriptedEngine, gateway_over: GatewayOver
+) -> None:
+    engine.default = Script(usage=Usage(prompt_tokens=10, completion_tokens=5))
+    prices = {"models": {"tiny": {"prompt": 0, "output": 100}}}
+    async with gateway_over({"e1": engine}, **tenants({"a": limits(dollars_per_day=0.001)}), prices=prices) as gateway:
+        assert (await ask(gateway.url, CHAT, chat(), headers=bearer("a"))).status == 200
+        refused = await ask(gateway.url, CHAT, chat(max_tokens=8), headers=bearer("a"))
+        assert (refused.status, refused.header("x-should-retry"), refused.header("retry-after")) == (429, "false", None)
+        assert error_of(refused)["message"] == (
+            "Of the dollars of this day 0.0005 are left, and this request may cost 0.0008. Send a shorter prompt or a smaller "
+            "max_tokens, or wait until midnight UTC."
+        )
+        assert (await ask(gateway.url, CHAT, chat(), headers=bearer("a"))).status == 200
+        refused = await ask(gateway.url, CHAT, chat(max_tokens=1), headers=bearer("a"))
+        assert error_of(refused)["message"] == "The dollars of this day are used up. They are there again at midnight UTC."
