@@ -130,8 +130,9 @@ class SharedQuotas:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> SharedQuotas:
-        if not await self._connect():
-            self._say_down("it could not be reached at the start")
+        error = await self._connect()
+        if error is not None:
+            self._say_down(f"it cannot be used at the start ({_words(error)})")
         self._task = asyncio.create_task(self._run(), name="limit-store")
         return self
 
@@ -328,8 +329,8 @@ class SharedQuotas:
         for tenant, open_ in by_tenant.items():
             self._calls.append(_Call(tenant, "renew", self._lease_ms, *open_))
 
-    async def _connect(self) -> bool:
-        """Try whether the store is there, and if so tell it what it has missed."""
+    async def _connect(self) -> Exception | None:
+        """Try whether the store is there, and if so tell it what it has missed. Returns why it cannot be used."""
         await self._disconnect()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -338,8 +339,8 @@ class SharedQuotas:
                 # Also that it can be written to: a replica loads scripts, too.
                 keys = self._keys("")
                 int(await self._client.evalsha(self._script, len(keys), *keys, "pay", "check", 0, 0))
-        except _FAILURES:
-            return False
+        except _FAILURES as error:
+            return error
         self._renew()
         now = self._clock()
         for reservation in self._open.values():
@@ -351,7 +352,7 @@ class SharedQuotas:
             self._pay(tenant)
         self.is_up = True
         log.info("the limit store answers")
-        return True
+        return None
 
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
@@ -369,7 +370,7 @@ class SharedQuotas:
         for call in calls:
             if call.answer is not None and not call.answer.done():
                 call.answer.set_exception(_Lost())
-        self._say_down("it did not answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}")
+        self._say_down(_words(error))
         self._failed("timeout" if isinstance(error, TimeoutError) else "error")
 
     def _say_down(self, why: str) -> None:
@@ -377,3 +378,7 @@ class SharedQuotas:
         if self._settings.when_down == "local_share":
             mode = f"this gateway allows one part in {self._replicas} of what is left of each limit"
         log.warning("the limit store is lost: %s; %s until it answers", why, mode)
+
+
+def _words(error: Exception) -> str:
+    return "it did not answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"

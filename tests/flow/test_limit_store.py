@@ -412,3 +412,17 @@ async def test_a_gateway_starts_without_its_store(engine: ScriptedEngine, redis:
         await settles(redis, "a", r=2)
         statuses = [(await ask(gateways[1].url, CHAT, chat(), headers=bearer("a"))).status for _ in range(3)]
         assert statuses == [200, 200, 429], "the other half"
+
+
+async def test_why_the_store_cannot_be_used_at_the_start_is_said(
+    redis: RedisServer, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong password, most of all; the right one is not said."""
+    async with redis.client() as client:
+        await client.config_set("requirepass", "right")
+    url = redis.url.replace("redis://", "redis://:wr0ng@")
+    async with two_gateways(engine, url, **tenants({"a": limits(requests_per_minute=5)})) as (gateway, _):
+        assert not store_of(gateway).is_up
+    lost = [line for line in caplog.messages if "the limit store is lost: it cannot be used at the start (" in line]
+    assert len(lost) == 2 and all("invalid username-password pair" in line for line in lost), caplog.messages
+    assert "wr0ng" not in caplog.text
