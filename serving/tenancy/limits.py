@@ -194,7 +194,8 @@ def _refusal(verdict: Verdict, limits: Limits, claim: Claim, ctx: RequestContext
         if left := verdict.standing.nano_dollars:
             words = (
                 f"Of the dollars of this day {left / NANODOLLARS:.6g} are left, and this request may cost "
-                f"{claim.nano_dollars / NANODOLLARS:.6g}. Send a shorter prompt or a smaller max_tokens, or wait until midnight UTC."
+                f"{claim.nano_dollars / NANODOLLARS:.6g}. Send a shorter prompt or a smaller max_tokens, "
+                "or wait until midnight UTC."
             )
         return QuotaSpent(words, headers={**fields, "x-should-retry": "false"})
     words = {
