@@ -429,9 +429,12 @@ class Pipeline:
             self._end_attempt(passage, AttemptResult.REFUSED)
             return self._not_supported(ctx)
         if status == 404:
-            # The engine's own words list all names it serves.
             ticket = passage.ticket
             self._end_attempt(passage, AttemptResult.REFUSED)
+            if refusal.param not in (None, "model"):
+                # The request names something else that is not there, as an answer that was never kept.
+                return NotFound(words, param=refusal.param)
+            # The engine's own words list all names it serves.
             if ticket is not None and ticket.endpoint.model != ctx.model:
                 self._fleet.forget_adapter(ticket.endpoint.name, ctx.model)
                 return Unavailable(

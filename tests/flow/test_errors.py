@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -138,6 +139,24 @@ async def test_an_engines_other_names_stay_its_own(engine: ScriptedEngine, gatew
         response = await ask(gateway.url, CHAT, chat())
         assert (response.status, error_of(response)["code"]) == (503, "model_unavailable")
         assert b"secret-name" not in response.body
+
+
+async def test_what_else_a_request_names_and_is_not_there_says_nothing_of_the_engine(
+    engine: ScriptedEngine, gateway_over: GatewayOver
+) -> None:
+    async with gateway_over({"e1": engine}) as gateway:
+        error = {
+            "message": "Response with id 'x' not found.",
+            "type": "invalid_request_error",
+            "param": "response_id",
+            "code": 404,
+        }
+        engine.script(Script(status=404, body=json.dumps({"error": error}).encode()))
+        response = await ask(gateway.url, CHAT, chat())
+        error = error_of(response)
+        assert (response.status, error["code"], error["param"]) == (404, "not_found", "response_id")
+        assert error["message"] == "Response with id 'x' not found."
+        assert (await ask(gateway.url, CHAT, chat())).status == 200
 
 
 async def test_a_prompt_that_is_too_long_keeps_the_engines_words(engine: ScriptedEngine, gateway_over: GatewayOver) -> None:
