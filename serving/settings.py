@@ -453,14 +453,6 @@ class Settings(BaseSettings):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"endpoints: the name {name!r} is given twice")
-        at: dict[tuple[str, str], str] = {}
-        for endpoint in self.endpoints:
-            first_name = at.setdefault((endpoint.url.rstrip("/"), endpoint.model), endpoint.name)
-            if first_name != endpoint.name:
-                raise ValueError(
-                    f"endpoints: {first_name!r} and {endpoint.name!r} are one engine, {endpoint.url}; name it once, since its "
-                    "load and its cache would be taken for two"
-                )
         sources: tuple[EndpointSettings | PoolSettings, ...] = (*self.endpoints, *self.pools)
         first_of = {source.model: source for source in reversed(sources)}
         for source in sources:

@@ -682,14 +682,12 @@ def test_the_loopback_is_open_to_everybody_on_the_machine(host: str) -> None:
     Settings().check_reach(host)
 
 
-ONE_ENGINE_TWICE = [{"name": name, "url": f"http://engine:8001{end}", "model": "m"} for name, end in (("a", ""), ("b", "/"))]
 TWO_POOLS = [{"name": name, "url": f"http://{name}:8001", "model": "m", "pool": name} for name in ("x", "y")]
 
 
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"endpoints": ONE_ENGINE_TWICE}, "endpoints: 'a' and 'b' are one engine"),
         ({"endpoints": TWO_POOLS, "routing": {"pools": {"x": {"weight": 5}, "y": {"weight": 95}}}}, "have no revision of 'm'"),
         ({"endpoints": TWO_POOLS, "routing": {"pools": {"x": {"weight": 5}}}}, "the weights 5 and 1; a weight is a revision's"),
         (

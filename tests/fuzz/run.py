@@ -104,7 +104,7 @@ class Fuzzer:
 
     def _check(self, sent: bytes, arrived: list[tuple[str, str]], received: bytes, *, ended: bool) -> None:
         engine = self.gateway.engine
-        answers = read_answers(received, [method for method, _ in arrived], ended=ended, head_only=b"HEAD " in sent)
+        answers = read_answers(received, [method for method, _ in arrived], ended=ended, head_only=b"HEAD" in sent)
         for answer in answers:
             check_answer(answer)
             self.statuses[answer.status] += 1
