@@ -273,7 +273,7 @@ async def test_it_reads_well_and_nothing_moves(
 
 async def test_nothing_sticks_out_at_any_width(engine: ScriptedEngine, browser: Browser) -> None:
     """With the longest of everything."""
-    pools = {"default": {"dollars_per_hour": 98_765.43}}
+    pools = {"default": {"dollars_per_hour": 987_654.32}}
     async with shown(engine, browser, routing={"pools": pools}) as (page, gateway):
         await all_ready(gateway)
         engine.metric_overrides |= {"vllm:num_requests_running": 12_345.0, "vllm:num_requests_waiting": 12_345.0}
