@@ -274,20 +274,9 @@ async def test_the_fleet_of_another_version_is_one_message(engine: ScriptedEngin
 
 
 def test_unknown_figures_are_question_marks_and_zero_is_zero() -> None:
-    nothing = dict.fromkeys(("prefill_tokens_per_second", "decode_tokens_per_second"))
     dollars = {"per_hour": 2.5, "per_million_output_tokens": None}
     load = {"running": 0.0, "waiting": 12_345.0, "kv_cache_usage": 0.0, "cache_hit_rate": None, "output_tokens_per_second": 0.4}
-    endpoint = {
-        "name": "e",
-        "state": "ready",
-        "reason": "ready",
-        "breaker": "closed",
-        "share": 1.0,
-        "in_flight": 0,
-        "load": load,
-        "speed": nothing,
-        "dollars": dollars,
-    }
+    endpoint = ENDPOINT | {"load": load, "dollars": dollars}
     ((*cells,),) = rows({"pools": [{"name": "p", "model": "m", "endpoints": [endpoint]}]})
     assert cells == ["p", "e", "ready", "0", "0", "12,345", "0%", "?", "0", "?", "?", "2.50", "?", "ready"]
 
